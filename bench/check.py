@@ -22,13 +22,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from seriatim import context, stream_files
+from seriatim import config, context, stream_files
 from seriatim.clock import WallClock
 from seriatim.engine.offsets import Partition
 from seriatim.engine.task import PartitionWork, read_result, run_task
 from seriatim.ledger.commit import commit, read_head, start_ledger
-from seriatim.ledger.model import Change, Entry
-from seriatim.operations.changes import change_from_result
+from seriatim.ledger.entries import SliceEntry
+from seriatim.ledger.model import Change
+from seriatim.operations.run import change_from_result
 from seriatim.storage.arrow import message_batches
 
 STREAM = """
@@ -88,7 +89,7 @@ def fold(folder: Path, messages: int, partition_count: int, sessions: int) -> No
         result = read_result(run_task(work, message_batches(batches), task_context))
         state = head.ledger.partitions[str(partition)]
         changes.append(change_from_result(partition, state, result, messages_each))
-    entry = Entry(kind="slice", attempt="bench", changes=tuple(changes), machine="table")
+    entry = SliceEntry(attempt="bench", changes=tuple(changes), machine="table")
     commit(store, clock, head, entry)
 
 
@@ -143,12 +144,12 @@ def make_update(chance: random.Random) -> dict[str, Any]:
 
 def judge(folder: Path) -> None:
     """Check what was folded, and print what it took."""
-    from seriatim.cli.check import check_context
-    from seriatim.operations.prove.check import check_stream
+    from seriatim.cli.check import check_with_suites
 
     began = time.monotonic()
     file = stream_files.load_stream("s", folder / "streams")
-    result = check_stream(check_context(file))
+    open_stream = context.ConnectedStream(file, config.load_settings(), writes_records=True)
+    result = check_with_suites(open_stream, lambda _done, _total: None)
     seconds = time.monotonic() - began
     usage = resource.getrusage(resource.RUSAGE_SELF)
     figures = {

@@ -118,12 +118,10 @@ def ours(run: ContenderRun, stream_text: str, column_names: dict[str, str]) -> W
         text = stream_text.replace("TOPIC", topic).replace("OUT", str(output))
         (run.folder / f"{output.name}.toml").write_text(text)
         file = stream_files.load_stream(output.name, settings.streams)
-        lazy_spark = context.LazySpark(file, settings, silent)
-        lazy_spark.spark = warm_spark
-        fold_context = context.fold_context(file, settings, lazy_spark)
-        fold_run = FoldRun(file.stream, stream_files.load_runner(file), fold_context)
-        outcome = fold_run.run(file.stream.slice.messages_max)
-        warm_spark = lazy_spark.spark
+        open_stream = context.open_for_fold(file, settings, silent)
+        open_stream.spark.spark = warm_spark
+        outcome = FoldRun(open_stream).run(file.stream.slice.messages_max)
+        warm_spark = open_stream.spark.spark
         if outcome.findings:
             raise SystemExit(
                 f"the data is not in order, so the figures mean nothing: {outcome.findings[0]}"

@@ -34,11 +34,13 @@ from bench.picture import line_chart
 from bench.run import RESULTS
 from seriatim import context, stream_files
 from seriatim.clock import WallClock
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.task import PartitionWork, TaskResult, read_result, run_task
 from seriatim.ledger.commit import commit, read_head, start_ledger
-from seriatim.ledger.model import Entry, File
-from seriatim.operations.changes import change_from_result
+from seriatim.ledger.entries import SliceEntry
+from seriatim.operations.run import change_from_result
+from seriatim.ports import Clock, LedgerStore
 from seriatim.storage.arrow import message_batches
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
@@ -224,49 +226,73 @@ def measure_hot(folder: Path, row_count: int) -> dict[str, Any]:
 
 def measure_partitions(folder: Path, count: int) -> dict[str, Any]:
     """Commits of a slice that touched every one of so many partitions, each with a record and a
-    state file.
+    state file; then one that touched ten of them.
     """
     file = create_stream(folder)
     store = context.ledger(file, with_schema=True)
     clock = WallClock()
     partitions = [Partition("bench", number) for number in range(count)]
     start_ledger(store, clock, "s", "first", tuple(map(first_change, partitions)))
-    wall_ms = []
-    cpu_ms = []
-    for turn in range(COMMITS):
-        # 1. A task of the first partition; the others get copies of its files.
-        head = read_head(store, "s")
-        assert head is not None
-        states = head.ledger.partitions
-        begin = turn * 2
-        messages = [("s", snapshot(begin + 1, 1)), ("s", update(begin + 2, 0))]
-        batches = to_batches(begin, messages)
-        result = fold_batches(file, batches, states[str(partitions[0])].state)
-        changes = []
-        for partition in partitions:
-            copied = _copy_result(file, result, partition)
-            state = states[str(partition)]
-            changes.append(change_from_result(partition, state, copied, begin + 2))
-        entry = Entry(kind="slice", attempt=f"a{turn}", changes=tuple(changes), machine="table")
-        # 2. The commit alone is measured.
-        began = time.monotonic()
-        cpu_before = time.process_time()
-        commit(store, clock, head, entry)
-        wall_ms.append(_milliseconds(time.monotonic() - began))
-        cpu_ms.append(_milliseconds(time.process_time() - cpu_before))
-    newest_manifest = max(folder.rglob("manifests/*"), key=lambda path: path.stat().st_mtime)
-    began = time.monotonic()
-    read_head(context.ledger(file, with_schema=True), "s")
-    read_head_ms = _milliseconds(time.monotonic() - began)
-    newest_log_file = max(folder.rglob("_delta_log/*.json"))
+    commits = [_commit_slice(file, store, clock, turn, partitions) for turn in range(COMMITS)]
+    wall_ms, cpu_ms = zip(*commits, strict=True)
+    manifest_bytes = _newest_manifest_bytes(folder)
+    read_head_ms = _read_head_milliseconds(file)
+    delta_log_bytes = max(folder.rglob("_delta_log/*.json")).stat().st_size
+    few_wall_ms, few_cpu_ms = _commit_slice(file, store, clock, COMMITS, partitions[:10])
     return {
-        "commit_ms": wall_ms,
-        "commit_cpu_ms": cpu_ms,
+        "commit_ms": list(wall_ms),
+        "commit_cpu_ms": list(cpu_ms),
         "read_head_ms": read_head_ms,
-        "manifest_bytes": newest_manifest.stat().st_size,
-        "delta_log_bytes_a_commit": newest_log_file.stat().st_size,
+        "manifest_bytes": manifest_bytes,
+        "delta_log_bytes_a_commit": delta_log_bytes,
+        "ten_touched_commit_ms": few_wall_ms,
+        "ten_touched_commit_cpu_ms": few_cpu_ms,
+        "ten_touched_manifest_bytes": _newest_manifest_bytes(folder),
+        "ten_touched_read_head_ms": _read_head_milliseconds(file),
         "load": current_load(),
     }
+
+
+def _commit_slice(
+    file: stream_files.StreamFile,
+    store: LedgerStore,
+    clock: Clock,
+    turn: int,
+    partitions: Sequence[Partition],
+) -> tuple[float, float]:
+    """Commit a slice of two messages in each partition. Returns the milliseconds that the commit
+    took, and those of CPU.
+    """
+    # 1. A task of the first partition; the others get copies of its files.
+    head = read_head(store, "s")
+    assert head is not None
+    accounts = head.ledger.partitions
+    begin = turn * 2
+    messages = [("s", snapshot(begin + 1, 1)), ("s", update(begin + 2, 0))]
+    batches = to_batches(begin, messages)
+    result = fold_batches(file, batches, accounts[str(partitions[0])].state)
+    changes = []
+    for partition in partitions:
+        copied = _copy_result(file, result, partition)
+        changes.append(change_from_result(partition, accounts[str(partition)], copied, begin + 2))
+    entry = SliceEntry(attempt=f"a{turn}", changes=tuple(changes), machine="table")
+    # 2. The commit alone is measured.
+    began = time.monotonic()
+    cpu_before = time.process_time()
+    commit(store, clock, head, entry)
+    wall_ms = _milliseconds(time.monotonic() - began)
+    return wall_ms, _milliseconds(time.process_time() - cpu_before)
+
+
+def _newest_manifest_bytes(folder: Path) -> int:
+    # The name begins with the number of the entry.
+    return max(folder.rglob("manifests/*")).stat().st_size
+
+
+def _read_head_milliseconds(file: stream_files.StreamFile) -> float:
+    began = time.monotonic()
+    read_head(context.ledger(file, with_schema=True), "s")
+    return _milliseconds(time.monotonic() - began)
 
 
 def _milliseconds(seconds: float) -> float:

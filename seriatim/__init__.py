@@ -4,7 +4,9 @@ Start reading at docs/ARCHITECTURE.md. `seriatim.engine` folds messages; `seriat
 module per command.
 """
 
+from seriatim.engine.decoding import PlainDecoder
 from seriatim.engine.machine import Machine
+from seriatim.engine.messages import Poison
 
-__version__ = "0.1.0"
-__all__ = ["Machine"]
+__version__ = "0.2.0"
+__all__ = ["Machine", "PlainDecoder", "Poison"]

@@ -17,14 +17,15 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
+from copy import copy
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim import config, follower_tables, stream_files
+from seriatim import config, stream_files
 from seriatim.config import Settings
 from seriatim.embedded.java_noise import quiet_java
 from seriatim.engine.offsets import Partition
@@ -34,29 +35,29 @@ from seriatim.ports import DEFAULT_READ_OPTIONS, ReadOptions
 from seriatim.stream_files import StreamFile
 
 PrintLine = Callable[[str], None]
-current_table = follower_tables.current_table
-derived_tables = follower_tables.derived_tables
-"""The tables that follow the ledger have a module of their own."""
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from seriatim.alerts.outbox import DiskOutbox
+    from seriatim.alerts.outbox import StoreOutbox
     from seriatim.alerts.smtp import SmtpNotifier
+    from seriatim.engine.files import Explain
     from seriatim.engine.holes import ExplainedRange
-    from seriatim.engine.offsets import OffsetRange
+    from seriatim.engine.machine import Runner
+    from seriatim.engine.offsets import Bounds, OffsetRange, Ranges
     from seriatim.engine.task import PartitionWork, TaskContext
+    from seriatim.kafka.consumer import KafkaPastMessageReader
     from seriatim.kafka.log import KafkaLog
     from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
     from seriatim.kafka.spark_reader import SparkReader, TaskReader
     from seriatim.ledger.delta_store import DeltaLedger
     from seriatim.ledger.model import Ledger
-    from seriatim.operations.accept import DecisionContext
-    from seriatim.operations.run import FoldContext
-    from seriatim.operations.slicing import Bounds, Ranges
-    from seriatim.ports import Explain, OnSlice, Source
+    from seriatim.ports import Clock, OnSlice, Source
+    from seriatim.storage.current_table import DeltaCurrent
+    from seriatim.storage.derived_tables import DeltaDerived
     from seriatim.storage.join import ParquetJoiner
     from seriatim.storage.record_files import ParquetRecords
+    from seriatim.storage.rewrite import ParquetRewriter
     from seriatim.storage.state_files import ParquetState
     from seriatim.stream import Stream
 
@@ -108,6 +109,7 @@ class SparkFoldTask(Struct):
         from seriatim.engine.task import run_task
         from seriatim.operations.inspect.run_traces import ShadowTrace
         from seriatim.storage import traces
+        from seriatim.storage.store import open_store
 
         shadow = ShadowTrace(
             self.file.stream,
@@ -117,10 +119,10 @@ class SparkFoldTask(Struct):
             self.traced_sessions,
         )
         content = run_task(work, shadow.pass_through(batches), context)
-        root = Path(self.file.stream.output.path)
+        store = open_store(self.file.stream.output.path)
         stem = f"{work.epoch}-{work.start}"
         shadow.write_counting_rows(
-            content, lambda rows: traces.write_trace_rows(root, work.partition, stem, rows)
+            content, lambda rows: traces.write_trace_rows(store, work.partition, stem, rows)
         )
         if shadow.trouble:
             sys.stderr.write(f"{shadow.trouble}\n")
@@ -134,10 +136,11 @@ def task_context(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> 
     from seriatim.storage.arrow import ArrowDigests
     from seriatim.storage.record_files import ParquetRecords
     from seriatim.storage.state_files import ParquetState
+    from seriatim.storage.store import open_store
 
     stream = file.stream
     runner, fold = choose_machine(stream, lambda: stream_files.load_runner(file), messages)
-    root = Path(stream.output.path)
+    store = open_store(stream.output.path)
     return TaskContext(
         runner=runner,
         make_fold=fold,
@@ -146,17 +149,17 @@ def task_context(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> 
         limits=stream.limits,
         has_session_field=stream.session_field is not None,
         records=ParquetRecords(
-            root,
+            store,
             runner.columns,
             stream.output.compression,
             stream.output.partition_by,
             values_are_checked=not runner.may_half_change,
             other_tables=runner.other_columns,
         ),
-        state=ParquetState(root, stream.name, stream.output.compression),
+        state=ParquetState(store, stream.name, stream.output.compression),
         explain=hole_explainer(file, kafka),
         digests=ArrowDigests,
-        peak_memory_bytes=_peak_memory_bytes,
+        peak_memory_bytes=peak_memory_bytes,
     )
 
 
@@ -251,76 +254,180 @@ class LazySpark:
         )
 
 
-def fold_context(file: StreamFile, settings: Settings, reader: LazySpark) -> FoldContext:
-    """The real dependencies of a fold."""
-    from seriatim.clock import WallClock
-    from seriatim.operations.run import FoldContext
-    from seriatim.storage.record_files import ParquetRecords
+def _print_nothing(_line: str) -> None:
+    """For commands that start nothing that has something to say."""
 
-    stream = file.stream
-    runner = stream_files.load_runner(file)
-    root = Path(stream.output.path)
-    kafka = kafka_client(settings)
-    follower_tables.refuse_other_columns(derived_tables(file))
-    return FoldContext(
-        log=log(file, settings),
-        reader=reader,
-        explain=hole_explainer(file, kafka),
-        ledger=ledger(file, with_schema=True),
-        records=ParquetRecords(
-            root, runner.columns, stream.output.compression, stream.output.partition_by
-        ),
-        open_state=lambda: state(file),
-        derived=derived_tables(file),
-        joiner=joiner(file),
-        clock=WallClock(),
-        make_task=lambda works: reader.make_task(works, kafka),
-        snapshot_requester=snapshot_requester(file, settings),
-        new_attempt=new_attempt,
-    )
+
+class ConnectedStream:
+    """A stream with the real Kafka, Spark, files and tables. Implements `OpenStream`.
+
+    Each port is opened when it is first used: a command loads no library, and asks no broker, that
+    it does not need.
+    """
+
+    def __init__(
+        self,
+        file: StreamFile,
+        settings: Settings,
+        *,
+        writes_records: bool = False,
+        print_line: PrintLine = _print_nothing,
+    ) -> None:
+        self.file = file
+        self.settings = settings
+        self.writes_records = writes_records
+        """Whether records are written. Then the ledger and the record files know the machine's
+        columns, and a table with other columns is refused. If not, the machine need not be loaded.
+        """
+        self.print_line = print_line
+        self.new_attempt = new_attempt
+        self.peak_memory_bytes = peak_memory_bytes
+
+    def with_machine(self, file: StreamFile, runner: Runner) -> ConnectedStream:
+        """The same stream and ports, folded by another machine."""
+        other = copy(self)
+        other.file = file
+        other.runner = runner
+        return other
+
+    @property
+    def stream(self) -> Stream:
+        """The stream file as a value."""
+        return self.file.stream
+
+    @cached_property
+    def runner(self) -> Runner:
+        """The stream's machine."""
+        return stream_files.load_runner(self.file)
+
+    @cached_property
+    def kafka_client(self) -> dict[str, str]:
+        """Kafka client settings."""
+        return kafka_client(self.settings)
+
+    @cached_property
+    def log(self) -> KafkaLog:
+        """Kafka's log, for discovery."""
+        return log(self.file, self.settings)
+
+    @cached_property
+    def spark(self) -> LazySpark:
+        """Spark, which is started with the first read."""
+        return LazySpark(self.file, self.settings, self.print_line)
+
+    @cached_property
+    def reader(self) -> LazySpark:
+        """Reads Kafka for the fold."""
+        return self.spark
+
+    @cached_property
+    def past_reader(self) -> KafkaPastMessageReader:
+        """Reads messages of the past again, without Spark."""
+        from seriatim.kafka.consumer import KafkaPastMessageReader
+
+        return KafkaPastMessageReader(self.kafka_client, self.stream.isolation)
+
+    @cached_property
+    def explain(self) -> Explain:
+        """Explains missing offsets."""
+        return hole_explainer(self.file, self.kafka_client)
+
+    @cached_property
+    def ledger(self) -> DeltaLedger:
+        """The stream's ledger."""
+        return ledger(self.file, with_schema=self.writes_records)
+
+    @cached_property
+    def records(self) -> ParquetRecords:
+        """The stream's record files."""
+        from seriatim.storage.record_files import ParquetRecords
+        from seriatim.storage.store import open_store
+
+        if not self.writes_records:
+            return record_files(self.file)
+        output = self.stream.output
+        return ParquetRecords(
+            open_store(output.path),
+            self.runner.columns,
+            output.compression,
+            output.partition_by,
+            other_tables=self.runner.other_columns,
+        )
+
+    @cached_property
+    def state(self) -> ParquetState:
+        """The stream's state files. This store keeps the files that it read open."""
+        return self.open_state()
+
+    def open_state(self) -> ParquetState:
+        """The stream's state files, opened anew."""
+        return state(self.file)
+
+    @cached_property
+    def joiner(self) -> ParquetJoiner:
+        """The stream's committed files, for checks and joins."""
+        return joiner(self.file)
+
+    @cached_property
+    def rewriter(self) -> ParquetRewriter:
+        """Makes record files of other record files."""
+        from seriatim.storage.rewrite import ParquetRewriter
+        from seriatim.storage.store import open_store
+
+        output = self.stream.output
+        return ParquetRewriter(open_store(output.path), self.stream.name, output.compression)
+
+    @cached_property
+    def derived(self) -> DeltaDerived:
+        """The tables gaps and quarantine, and those of further kinds of records."""
+        return derived_tables(self.file)
+
+    @cached_property
+    def current(self) -> DeltaCurrent:
+        """The table `current`."""
+        return current_table(self.file)
+
+    @cached_property
+    def snapshot_requester(self) -> KafkaSnapshotRequester | None:
+        """Asks producers for snapshots; None if the stream file names no topic for it."""
+        return snapshot_requester(self.file, self.settings)
+
+    @cached_property
+    def clock(self) -> Clock:
+        """The clock of this host."""
+        from seriatim.clock import WallClock
+
+        return WallClock()
+
+    def make_task(self, works: dict[Partition, PartitionWork]) -> SparkFoldTask:
+        """The task that folds these works on Spark's workers."""
+        return self.spark.make_task(works, self.kafka_client)
+
+
+def open_for_fold(file: StreamFile, settings: Settings, print_line: PrintLine) -> ConnectedStream:
+    """Open a stream to fold it. Refuses a machine whose further records have other columns than
+    their tables, before anything is written.
+    """
+    open_stream = ConnectedStream(file, settings, writes_records=True, print_line=print_line)
+    _refuse_other_columns(open_stream.derived)
+    return open_stream
 
 
 def snapshot_requester(file: StreamFile, settings: Settings) -> KafkaSnapshotRequester | None:
     """Asks the stream's producers for snapshots; None if the stream file names no topic for it."""
     from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
+    from seriatim.storage.store import open_store
 
     topic = file.stream.snapshot_requests
     if not topic:
         return None
-    return KafkaSnapshotRequester(kafka_client(settings), topic, Path(file.stream.output.path))
+    store = open_store(file.stream.output.path)
+    return KafkaSnapshotRequester(kafka_client(settings), topic, store)
 
 
 def new_attempt() -> str:
     """A unique name for one attempt."""
     return uuid.uuid4().hex[:12]
-
-
-def decision_context(file: StreamFile, settings: Settings) -> DecisionContext:
-    """The real dependencies of a person's decision (accept, retire, release)."""
-    from seriatim.clock import WallClock
-    from seriatim.operations.accept import DecisionContext
-    from seriatim.storage.record_files import ParquetRecords
-
-    stream = file.stream
-    output = stream.output
-    runner = stream_files.load_runner(file)
-    root = Path(output.path)
-    return DecisionContext(
-        stream=stream,
-        runner=runner,
-        log=log(file, settings),
-        ledger=ledger(file, with_schema=True),
-        records=ParquetRecords(
-            root,
-            runner.columns,
-            output.compression,
-            output.partition_by,
-            other_tables=runner.other_columns,
-        ),
-        state=state(file),
-        clock=WallClock(),
-        new_attempt=new_attempt,
-    )
 
 
 def log(file: StreamFile, settings: Settings, timeout_seconds: float = 20.0) -> KafkaLog:
@@ -334,12 +441,13 @@ def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:
     """The stream's ledger. `with_schema` is needed for writing, and loads the machine."""
     from seriatim.ledger.delta_store import DeltaLedger
     from seriatim.storage.record_files import record_schema
+    from seriatim.storage.store import open_store
 
     stream = file.stream
     schema = None
     if with_schema:
         schema = record_schema(stream_files.load_runner(file).columns)
-    return DeltaLedger(Path(stream.output.path), schema, stream.output.partition_by)
+    return DeltaLedger(open_store(stream.output.path), schema, stream.output.partition_by)
 
 
 def record_files(file: StreamFile) -> ParquetRecords:
@@ -347,34 +455,45 @@ def record_files(file: StreamFile) -> ParquetRecords:
     machine's columns are not loaded.
     """
     from seriatim.storage.record_files import ParquetRecords
+    from seriatim.storage.store import open_store
 
-    return ParquetRecords(Path(file.stream.output.path), {}, file.stream.output.compression, ())
+    output = file.stream.output
+    return ParquetRecords(open_store(output.path), {}, output.compression, ())
 
 
 def joiner(file: StreamFile) -> ParquetJoiner:
     """The stream's committed files, for checks and joins."""
     from seriatim.storage.join import ParquetJoiner
+    from seriatim.storage.store import open_store
 
     stream = file.stream
-    return ParquetJoiner(Path(stream.output.path), stream.name, stream.output.compression)
+    return ParquetJoiner(open_store(stream.output.path), stream.name, stream.output.compression)
 
 
 def state(file: StreamFile) -> ParquetState:
     """The stream's state files."""
     from seriatim.storage.state_files import ParquetState
+    from seriatim.storage.store import open_store
 
     stream = file.stream
-    return ParquetState(Path(stream.output.path), stream.name, stream.output.compression)
+    store = open_store(stream.output.path)
+    return ParquetState(store, stream.name, stream.output.compression)
 
 
-def outbox(stream: str, settings: Settings) -> DiskOutbox:
+def outbox(stream: str, settings: Settings) -> StoreOutbox:
     """The outbox of a stream, by its name in `streams/` or the path of its file."""
-    from seriatim.alerts.outbox import DiskOutbox
+    from seriatim.alerts.outbox import StoreOutbox
+    from seriatim.clock import WallClock
+    from seriatim.storage.store import open_store
 
-    if not stream.endswith(".toml"):
-        return DiskOutbox(settings.outbox, stream, settings.streams)
-    path = config.expand_user(Path(stream), stream, "give a name or a path").absolute()
-    return DiskOutbox(settings.outbox, path.stem, path.parent)
+    name = stream
+    streams_folder = settings.streams
+    if stream.endswith(".toml"):
+        path = config.expand_user(Path(stream), stream, "give a name or a path").absolute()
+        name = path.stem
+        streams_folder = path.parent
+    store = open_store(str(settings.outbox))
+    return StoreOutbox(store, WallClock(), name, str(streams_folder))
 
 
 def notifier(settings: Settings) -> SmtpNotifier | None:
@@ -396,7 +515,7 @@ def notifier(settings: Settings) -> SmtpNotifier | None:
 
 def refuse_machine_for_ledger(file: StreamFile, ledger: Ledger) -> None:
     """Refuse a machine that cannot read the state of this ledger."""
-    from seriatim.ledger.machine_version import refuse_incompatible_machine
+    from seriatim.ledger.model import refuse_incompatible_machine
 
     runner = stream_files.load_runner(file)
     refuse_incompatible_machine(
@@ -469,6 +588,67 @@ def _embedded_servers(settings: Settings) -> str:
     return broker_info.bootstrap_servers
 
 
-def _peak_memory_bytes() -> int:
+def peak_memory_bytes() -> int:
+    """The most memory that this process had so far."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_maxrss * 1024  # Linux counts it in KiB
+
+
+def derived_tables(file: StreamFile) -> DeltaDerived:
+    """The stream's tables gaps and quarantine, and those of further kinds of records."""
+    from seriatim.storage.derived_tables import DeltaDerived
+    from seriatim.storage.further_tables import DeltaOutputs
+    from seriatim.storage.record_files import record_schema
+    from seriatim.storage.store import open_store
+
+    output = file.stream.output
+    store = open_store(output.path)
+    other_columns = stream_files.load_runner(file).other_columns
+    schemas = {table: record_schema(columns) for table, columns in other_columns.items()}
+    outputs = DeltaOutputs(store, schemas, output.partition_by) if schemas else None
+    return DeltaDerived(store, output.compression, outputs)
+
+
+def _refuse_other_columns(derived: DeltaDerived) -> None:
+    """Refuse a machine whose further records have other columns than their tables, before anything
+    is written.
+    """
+    if derived.output_store is not None:
+        for table in derived.output_store.tables:
+            derived.output_store.applied_version(table)  # raises if the columns differ
+
+
+def table_sequences(file: StreamFile) -> dict[str, Any]:
+    """The ledger entry that each table has reached, without loading the machine."""
+    from seriatim.storage.audit import FileAudit
+    from seriatim.storage.current_table import published_sequence
+    from seriatim.storage.store import open_store
+
+    store = open_store(file.stream.output.path)
+    other_tables = FileAudit(store).other_tables()
+    output_sequences = {table: sequence for table, (sequence, _) in other_tables.items()}
+    return {"published": published_sequence(store), "outputs": output_sequences}
+
+
+def current_table(file: StreamFile) -> DeltaCurrent:
+    """The stream's table `current`. Refuses a machine whose records have no key."""
+    from seriatim.storage.current_table import DeltaCurrent
+    from seriatim.storage.record_files import record_schema
+    from seriatim.storage.store import open_store
+
+    stream = file.stream
+    runner = stream_files.load_runner(file)
+    if runner.row_key_spec is None:
+        raise ConfigError(
+            f"{stream.name}: the records of {runner.name} name no key, so there is no table `current`",
+            next='say in the record\'s Struct what names a row: row_key: ClassVar = ("side", "price")',
+        )
+    output = stream.output
+    return DeltaCurrent(
+        open_store(output.path),
+        stream.name,
+        record_schema(runner.columns),
+        runner.row_key_spec,
+        output.compression,
+        output.keep_versions_days,
+    )

@@ -14,7 +14,7 @@ Airflow), and names the next thing to do. `render()` makes the one screen that a
 subclass without an exit code of its own exists for code that must tell cases apart; people see its
 parent's name.
 
-Next: failure.py makes an error a value for another process; engine/findings.py has the findings.
+Next: engine/failure.py makes an error a value for another process; engine/findings.py has the findings.
 """
 
 from __future__ import annotations

@@ -11,33 +11,33 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 
+from seriatim.engine.files import Explain, File, SourceFailedError, StateStore, TaskRecords
 from seriatim.engine.findings import Finding
-from seriatim.engine.holes import ExplainedRange
+from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
-from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.record_kinds import MAIN_TABLE, RowKeySpec
-from seriatim.engine.session import FoldOutput, QuarantinedMessage, Session, SessionEndRecords
-from seriatim.engine.session_filter import ReplacedRecords
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
+from seriatim.engine.records import RowImage, RowKeySpec
+from seriatim.engine.session import ReplacedRecords, Session
+from seriatim.engine.task import PartitionWork
 from seriatim.kafka.retention import RetainedLog
+from seriatim.ledger.entries import Entry
 from seriatim.ledger.gaps import Gap, QuarantineFile
-from seriatim.ledger.model import Entry, File, Ledger, Manifest
+from seriatim.ledger.manifests import MANIFEST_FORMAT, Manifest, ManifestReference
+from seriatim.ledger.model import Ledger
 from seriatim.ledger.snapshot_needs import SnapshotRequest
 from seriatim.operations.compaction_rules import Intent
 from seriatim.operations.prove.chain import Commit
-from seriatim.operations.prove.rules import FileOutline
-from seriatim.operations.slicing import Bounds, Ranges
+from seriatim.operations.prove.rules import FileReading
 from seriatim.storage.current_rows import (
     CurrentWriteResult,
     PartitionCatchUp,
-    PublishedVersion,
     SessionTable,
     TopicIdsByPartition,
 )
+from seriatim.stream import Stream
 
 Task = Callable[[Partition, Iterable[MessageBatch]], bytes]
 """Runs in the worker that has the messages of one partition. Its result is sent to the driver."""
-Explain = Callable[[Partition, OffsetRange], list[ExplainedRange]]
-"""Explains why the offsets of a hole are missing: ranges that cover it, each with its cause."""
 
 
 class Log(Protocol):
@@ -110,54 +110,13 @@ class Reader(Protocol):
         """Read exactly these ranges."""
 
 
-class SourceFailedError(Exception):  # not a SeriatimError: discovery decides what it means
-    """Reading failed: lost data, a lost broker or executor. Discovery finds out which."""
-
-
 class UnreadableMessageError(SourceFailedError):
     """The reader met a message that it cannot read. The log is asked which one."""
 
 
-class FileWriter(Protocol):
-    """A file being written."""
+class RecordStore(TaskRecords, Protocol):
+    """Writes, lists and deletes record files. A file is invisible until a commit names it."""
 
-    def close(self) -> File | None:
-        """Finish the file; None if nothing was written."""
-        ...
-
-
-class RecordWriter(FileWriter, Protocol):
-    """A record file of one partition and slice."""
-
-    def write(self, batch: MessageBatch, output: FoldOutput) -> None: ...
-    def write_end_records(self, offset: int, end_records: SessionEndRecords) -> None:
-        """Write the records that end sessions, all at one offset."""
-        ...
-
-
-class QuarantineWriter(FileWriter, Protocol):
-    """A file of quarantined messages."""
-
-    def write(self, batch: MessageBatch, messages: list[QuarantinedMessage]) -> None: ...
-
-
-class UnfitRecordsError(Exception):  # becomes the finding `raised`
-    """Values of records do not fit their columns. `rows` are positions in the `FoldOutput`."""
-
-    def __init__(self, rows: list[int]) -> None:
-        super().__init__(rows)
-        self.rows = rows
-
-
-class RecordStore(Protocol):
-    """Writes and deletes record files. A file is invisible until a commit names it."""
-
-    def record_writer(
-        self, partition: Partition, topic_id: str, stem: str, table: str = MAIN_TABLE
-    ) -> RecordWriter: ...
-    def quarantine_writer(
-        self, partition: Partition, topic_id: str, stem: str
-    ) -> QuarantineWriter: ...
     def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
         """Delete those files of a partition whose stem has this prefix, except the paths in `keep`; the
         deleted paths.
@@ -255,38 +214,6 @@ class Joiner(Protocol):
         ...
 
 
-class StateStore(Protocol):
-    """Stores the state of sessions. Files are checked against their digest before use."""
-
-    def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]: ...
-    def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
-        """Which of these sessions are in the files. The files are not checked, so it is cheap."""
-
-    def save(
-        self,
-        partition: Partition,
-        stem: str,
-        sessions: Mapping[str, Session],
-        files_to_merge: Iterable[File],
-    ) -> File:
-        """Write one file of these sessions and those of `files_to_merge` (oldest first); newer ones
-        win.
-        """
-
-    def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
-        """Every session, one by one."""
-
-    def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
-        """The sessions in quarantine."""
-
-
-class Digests(Protocol):
-    """Digests of offsets, keys and values. They do not depend on how messages are cut into batches."""
-
-    def update(self, batch: MessageBatch) -> None: ...
-    def finish(self) -> dict[str, str]: ...
-
-
 class LedgerHead(Struct):
     """The ledger as it was read, and the token with which the store commits on exactly that version."""
 
@@ -294,6 +221,8 @@ class LedgerHead(Struct):
     token: Any = None
     foreign_findings: list[Finding] = []
     """Commits by other writers since the last entry, if they changed data."""
+    format: int = MANIFEST_FORMAT
+    """The format of the last entry's manifest."""
 
 
 class CommitConflictError(Exception):  # not a SeriatimError: the commit rule decides
@@ -329,11 +258,12 @@ class LedgerStore(Protocol):
     def sweep(self, head: LedgerHead) -> list[str]:
         """Delete drafts, and manifests up to `head` that no entry names; the deleted paths."""
 
-    def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
-        """Store a manifest; its path and SHA-256."""
+    def put_manifest(self, manifest: Manifest) -> ManifestReference:
+        """Store the manifest of an entry that is to be committed."""
+        ...
 
     def compare_and_set(
-        self, head: LedgerHead | None, entry: Entry, manifest: str, sha256: str
+        self, head: LedgerHead | None, entry: Entry, manifest: ManifestReference
     ) -> None:
         """Commit on top of exactly `head` (None: create), or raise `CommitConflictError`."""
 
@@ -359,14 +289,26 @@ DerivedTableName = Literal["gaps", "quarantine"]
 """Tables that are derived from the ledger alone and can be rebuilt at any time."""
 
 
-class AppliedVersion(Struct, frozen=True):
-    """The ledger entry that a derived table has reached, and the token with which the store commits
-    on exactly that version.
-    """
+class EntryMark(Struct, frozen=True):
+    """What a commit on a table says: the ledger entry that it reaches, by number and hash."""
 
     sequence: int = -1
+    """-1: none, or none that can be trusted."""
     sha256: str = ""
+
+
+class AppliedVersion(EntryMark, frozen=True):
+    """The ledger entry that a table has reached, and the token with which the store commits on
+    exactly that version.
+    """
+
     token: Any = None
+
+
+class PublishedVersion(AppliedVersion, frozen=True):
+    """The same of the table `current`, with what it knows about topics that were created again."""
+
+    topic_ids: TopicIdsByPartition = {}
 
 
 PartitionFiles = Sequence[tuple[Partition, File]]
@@ -384,7 +326,7 @@ class OutputStore(Protocol):
         self,
         table: str,
         expected: AppliedVersion,
-        ledger: Ledger,
+        entry: EntryMark,
         added: PartitionFiles,
         removed: Sequence[str],
     ) -> None: ...
@@ -401,13 +343,13 @@ class DerivedStore(Protocol):
     def gaps(self, applied: AppliedVersion) -> list[Gap]:
         """The rows of the table `gaps` as of a version."""
 
-    def put_gaps(self, expected: AppliedVersion, ledger: Ledger, gaps: Sequence[Gap]) -> None:
+    def put_gaps(self, expected: AppliedVersion, entry: EntryMark, gaps: Sequence[Gap]) -> None:
         """Replace all gaps, in one commit on exactly `expected`, or raise `CommitConflictError`."""
 
     def put_quarantine(
         self,
         expected: AppliedVersion,
-        ledger: Ledger,
+        entry: EntryMark,
         quarantine_files: Sequence[QuarantineFile],
         released_gaps: Sequence[Gap],
     ) -> None:
@@ -415,8 +357,8 @@ class DerivedStore(Protocol):
         `expected`, or raise `CommitConflictError`.
         """
 
-    def note_up_to_date(self, ledger: Ledger) -> None:
-        """Store that both tables are up to date with this ledger, where nothing had to be put."""
+    def note_up_to_date(self, entry: EntryMark) -> None:
+        """Store that both tables are up to date with this entry, where nothing had to be put."""
 
 
 class CurrentStore(Protocol):
@@ -429,7 +371,7 @@ class CurrentStore(Protocol):
     def put_rows(
         self,
         expected: PublishedVersion,
-        ledger: Ledger,
+        entry: EntryMark,
         topic_ids: TopicIdsByPartition,
         catch_ups: Sequence[PartitionCatchUp],
         progress: Callable[[int], None],
@@ -459,15 +401,24 @@ class Audit(Protocol):
         """Store the path of the file that differs, for repair; empty: none does."""
         ...
 
-    def manifest(self, path: str) -> tuple[str, bytes]: ...
+    def manifest(self, reference: ManifestReference) -> Manifest:
+        """The manifest of an entry, or raise `UnreadableManifestError`."""
+        ...
+
     def paths(self) -> list[str]: ...
     def size(self, path: str) -> int | None: ...
-    def digest(self, path: str) -> str: ...
-    def outline(self, path: str) -> FileOutline: ...
-    def last_rows(
-        self, path: str, key: Sequence[str], columns: Sequence[str], gone: Mapping[str, Any]
-    ) -> Iterator[tuple[str, Any, tuple[Any, ...] | None, int]]: ...
+    def read_files(self, files: Iterable[File]) -> Iterator[FileReading]:
+        """Each file as it is now, in the order of the files."""
+        ...
+
+    def last_rows(self, paths: Iterable[str], row_key_spec: RowKeySpec) -> Iterator[RowImage]:
+        """Each row of each session as these record files leave it. They must be in order."""
+        ...
+
     def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]: ...
+    def sessions(self, path: str) -> Iterator[tuple[str, Session]]:
+        """The sessions of a state file."""
+        ...
 
 
 class PastMessageReader(Protocol):
@@ -497,3 +448,56 @@ class Clock(Protocol):
 
     def now_seconds(self) -> float: ...
     def sleep(self, seconds: float) -> None: ...
+
+
+class OpenStream(Protocol):
+    """One stream with everything outside that a command touches for it. Each port is opened when it
+    is first used. `ConnectedStream` in context.py has the real ones, and `OpenMemoryStream` in
+    memory/stream.py the fakes.
+    """
+
+    @property
+    def stream(self) -> Stream: ...
+    @property
+    def runner(self) -> Runner:
+        """The stream's machine."""
+
+    @property
+    def log(self) -> Log: ...
+    @property
+    def reader(self) -> Reader: ...
+    @property
+    def past_reader(self) -> PastMessageReader: ...
+    @property
+    def explain(self) -> Explain: ...
+    @property
+    def ledger(self) -> LedgerStore: ...
+    @property
+    def records(self) -> RecordStore: ...
+    @property
+    def state(self) -> StateStore:
+        """The state files. This store keeps the files that it read open."""
+
+    def open_state(self) -> StateStore:
+        """The state files, opened anew, for a process that lives longer than the files do."""
+
+    @property
+    def joiner(self) -> Joiner: ...
+    @property
+    def rewriter(self) -> Rewriter: ...
+    @property
+    def derived(self) -> DerivedStore: ...
+    @property
+    def snapshot_requester(self) -> SnapshotRequester | None:
+        """Asks producers for snapshots; None if the stream does not want that."""
+
+    @property
+    def clock(self) -> Clock: ...
+    def make_task(self, works: dict[Partition, PartitionWork]) -> Task:
+        """The task that folds these works. It runs where the messages are."""
+
+    def new_attempt(self) -> str:
+        """A unique name for one attempt to write and commit something."""
+
+    def peak_memory_bytes(self) -> int:
+        """The most memory that this process had so far."""

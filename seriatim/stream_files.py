@@ -1,4 +1,4 @@
-"""Stream files: finds them, reads them, and loads the machines beside them.
+"""Stream files: finds them, reads them, and loads the machines and decoders beside them.
 
 STREAM on a command line is a name in the streams folder or a path to a TOML file. A relative output
 path starts at the folder that holds `streams/`; for a stream file elsewhere, at its own folder.
@@ -20,15 +20,18 @@ import tempfile
 import tomllib
 from itertools import takewhile
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.config import expand_user
+from seriatim.engine.decoding import Decoder, JsonDecoder, PlainDecoder
 from seriatim.engine.machine import Machine, Runner, UserMachine
-from seriatim.errors import ConfigError
-from seriatim.stream import RECORD_COLUMNS, Stream, parse_stream
+from seriatim.engine.records import RECORD_COLUMN_NAMES
+from seriatim.errors import ConfigError, SeriatimError
+from seriatim.stream import Stream, parse_stream
 
 READ_AS_URL = re.compile(r"[#?\\]|%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]")
 """Characters that Delta's library takes for parts of a URL, however they are quoted: it would look
@@ -196,11 +199,14 @@ def describe_url_problem(folder: Path) -> str:
 def load_runner(file: StreamFile) -> Runner:
     """The stream's machine, ready to fold. Refuses a class that cannot be used."""
     stream = file.stream
+    decoder = load_decoder(file)
     if stream.machine == "table":
-        return stream.table_machine()
+        return stream.table_machine(decoder=decoder)
     machine_class = _machine_class(stream, file.folder)
     try:
-        machine = UserMachine(stream.machine, machine_class, stream.sequence, stream.session_field)
+        machine = UserMachine(
+            stream.machine, machine_class, stream.sequence, stream.session_field, decoder
+        )
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:  # the user's own class may raise anything
@@ -211,7 +217,7 @@ def load_runner(file: StreamFile) -> Runner:
     columns = set(machine.columns)
     for other_columns in machine.other_columns.values():
         columns.update(other_columns)
-    taken = sorted(column for column in columns if column.casefold() in RECORD_COLUMNS)
+    taken = sorted(column for column in columns if column.casefold() in RECORD_COLUMN_NAMES)
     if taken:
         raise ConfigError(
             f"machine {stream.machine}: the record's field {taken[0]!r} is taken by the record's own column",
@@ -220,36 +226,72 @@ def load_runner(file: StreamFile) -> Runner:
     return machine
 
 
+def load_decoder(file: StreamFile) -> Decoder:
+    """The stream's message format, ready to decode. Refuses a class that cannot be used."""
+    stream = file.stream
+    if stream.decoder == "json":
+        return JsonDecoder()
+    module, class_name = _import_class(stream, "decoder", stream.decoder, file.folder)
+    decoder_class = getattr(module, class_name, None)
+    source = getattr(module, "__file__", None) or module.__name__
+    if not (isinstance(decoder_class, type) and issubclass(decoder_class, PlainDecoder)):
+        raise ConfigError(
+            f"{stream.name}: {source} has no decoder {class_name!r}",
+            next=f"define class {class_name}(PlainDecoder) there; PlainDecoder is in seriatim",
+        )
+    if decoder_class.to_plain is PlainDecoder.to_plain:
+        raise ConfigError(
+            f"{stream.name}: decoder {class_name!r} of {source} has no method to_plain",
+            next="write to_plain(self, value: bytes): it returns the message as a dict",
+        )
+    try:
+        return decoder_class()
+    except SeriatimError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's own class may raise anything
+        raise ConfigError(
+            f"{stream.name}: decoder {class_name!r} of {source} cannot be made: {type(error).__name__}: {error}",
+            next=f"fix {class_name}: its __init__ takes nothing",
+        ) from error
+
+
 def _machine_class(stream: Stream, folder: str) -> type[Machine[Any, Any, Any]]:
-    """The class of a user's machine, imported from the stream's folder or from a package."""
-    module_name, _, class_name = stream.machine.partition(":")
+    """The class of a user's machine."""
+    module, class_name = _import_class(stream, "machine", stream.machine, folder)
+    machine_class = getattr(module, class_name, None)
+    if not (isinstance(machine_class, type) and issubclass(machine_class, Machine)):
+        raise ConfigError(
+            f"{stream.name}: {module.__name__} has no machine {class_name!r}",
+            next=f"define class {class_name}(Machine[State, Message, Record]) there",
+        )
+    return machine_class
+
+
+def _import_class(stream: Stream, key: str, reference: str, folder: str) -> tuple[ModuleType, str]:
+    """The module of a user's `module:Class`, imported from the stream's folder or from a package,
+    and the name of the class. `key` is the key of the stream file that names it.
+    """
+    module_name, _, class_name = reference.partition(":")
     if folder not in sys.path:
         # At the end: a file beside the stream's must not replace an installed package.
         sys.path.append(folder)
     if module_name.partition(".")[0] in sys.stdlib_module_names:
         raise ConfigError(
-            f"{stream.name}: machine {stream.machine!r}: {module_name!r} is a module of Python's own",
-            next="give the file another name, and machine in the stream file as well",
+            f"{stream.name}: {key} {reference!r}: {module_name!r} is a module of Python's own",
+            next=f"give the file another name, and {key} in the stream file as well",
         )
     try:
-        module = importlib.import_module(module_name)
+        return importlib.import_module(module_name), class_name
     except ImportError as error:
         raise ConfigError(
-            f"{stream.name}: machine {stream.machine!r} cannot be imported: {error}",
+            f"{stream.name}: {key} {reference!r} cannot be imported: {error}",
             next=f"put {module_name}.py beside the stream file, or install the package that has it",
         ) from None
     except (Exception, SystemExit) as error:  # the user's own module may raise anything
         raise ConfigError(
-            f"{stream.name}: machine {stream.machine!r} fails when imported: {type(error).__name__}: {error}",
+            f"{stream.name}: {key} {reference!r} fails when imported: {type(error).__name__}: {error}",
             next=f"fix {module_name}.py",
         ) from error
-    machine_class = getattr(module, class_name, None)
-    if not (isinstance(machine_class, type) and issubclass(machine_class, Machine)):
-        raise ConfigError(
-            f"{stream.name}: {module_name} has no machine {class_name!r}",
-            next=f"define class {class_name}(Machine[State, Message, Record]) there",
-        )
-    return machine_class
 
 
 def _unknown_stream_error(stream: str, path: Path, folder: Path) -> ConfigError:

@@ -11,8 +11,9 @@
 `CRASH` in the list of messages ends the process there: the work so far is committed, the state is
 written to bytes and read again, and a new machine takes over. Put it anywhere: a correct machine
 gives the same records. `fold_table` does the same for the table machine. Messages are dicts, Structs
-or bytes, or pairs (session, message) where a test has several sessions. The real fold runs, over the
-fakes in seriatim/memory.
+or bytes, or pairs (session, message) where a test has several sessions. With a decoder of yours
+(`decoder=CommaSeparated`) they are bytes in its format. The real fold runs, over the fakes in
+seriatim/memory.
 
 Next: seriatim/memory has the fakes; `MemoryStream` joins them for tests of whole streams.
 """
@@ -20,18 +21,16 @@ Next: seriatim/memory has the fakes; `MemoryStream` joins them for tests of whol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import count
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
+from seriatim.engine.decoding import Decoder, JsonDecoder
 from seriatim.engine.findings import Finding, OnPoison, Tier
-from seriatim.engine.machine import Machine, Runner, UserMachine
+from seriatim.engine.machine import Machine, UserMachine
 from seriatim.engine.offsets import Partition
-from seriatim.engine.session import Session
-from seriatim.engine.task import PartitionWork, TaskContext, run_task
-from seriatim.ledger.model import Account
+from seriatim.engine.table import TableMachine
 from seriatim.memory import (
     MemoryBatches,
     MemoryChecker,
@@ -43,12 +42,13 @@ from seriatim.memory import (
     MemoryKafka,
     MemoryLedger,
     MemoryMessage,
+    MemoryPastReader,
     MemoryReader,
     MemoryRequests,
     MemorySight,
+    MemoryStream,
+    OpenMemoryStream,
 )
-from seriatim.operations.run import FoldContext, FoldRun, RunOutcome, StopOffsets
-from seriatim.ports import Task
 from seriatim.stream import OutputSettings, Stream, parse_stream
 
 __all__ = [
@@ -65,10 +65,12 @@ __all__ = [
     "MemoryKafka",
     "MemoryLedger",
     "MemoryMessage",
+    "MemoryPastReader",
     "MemoryReader",
     "MemoryRequests",
     "MemorySight",
     "MemoryStream",
+    "OpenMemoryStream",
     "fold",
     "fold_table",
 ]
@@ -116,8 +118,9 @@ def fold(
     tier: Tier = "strict",
     sequence: str | None = None,
     on_poison: OnPoison = "quarantine",
+    decoder: Callable[[], Decoder] = JsonDecoder,
 ) -> Folded:
-    """Fold messages with a machine of yours."""
+    """Fold messages with a machine of yours. `decoder` is the class of their format."""
     stream = Stream(
         name="test",
         topics=TOPIC,
@@ -127,8 +130,12 @@ def fold(
         on_poison=on_poison,
         output=OutputSettings(path="memory"),
     )
-    runner = UserMachine(stream.machine, machine, sequence)
-    world = MemoryStream(stream, lambda: UserMachine(stream.machine, machine, sequence))
+
+    def new_machine() -> UserMachine:
+        return UserMachine(stream.machine, machine, sequence, decoder=decoder())
+
+    runner = new_machine()
+    world = MemoryStream(stream, new_machine)
     findings, headless = _produce_and_run(world, messages)
     rows = world.rows()
     typed_rows = [(row, runner.record_type) for row in rows]
@@ -160,8 +167,9 @@ def fold_table(
     tier: Tier = "strict",
     sequence: str | None = None,
     on_poison: OnPoison = "quarantine",
+    decoder: Callable[[], Decoder] = JsonDecoder,
 ) -> Folded:
-    """Fold messages with the table machine."""
+    """Fold messages with the table machine. `decoder` is the class of their format."""
     toml_values: dict[str, Any] = {
         "topics": TOPIC,
         "machine": "table",
@@ -173,8 +181,12 @@ def fold_table(
     if sequence:
         toml_values["sequence"] = sequence
     stream = parse_stream("test", toml_values, "fold_table")
-    runner = stream.table_machine()
-    world = MemoryStream(stream, stream.table_machine)
+
+    def new_machine() -> TableMachine:
+        return stream.table_machine(decoder=decoder())
+
+    runner = new_machine()
+    world = MemoryStream(stream, new_machine)
     findings, headless = _produce_and_run(world, messages)
     rows = world.rows()
     states = {}
@@ -189,97 +201,12 @@ def fold_table(
     )
 
 
-class MemoryStream:
-    """A stream with everything outside it in memory: produce messages, run, and look at the result.
-    `machine` makes its machine.
-    """
-
-    def __init__(self, stream: Stream, machine: Callable[[], Runner]) -> None:
-        self.stream = stream
-        self.machine = machine
-        self.kafka = MemoryKafka()
-        self.reader = MemoryReader(self.kafka, stream.isolation)
-        self.explain = MemoryBatches(self.kafka, stream.isolation)
-        other_columns = machine().other_columns
-        self.files = MemoryFiles(machine().columns, other_columns)
-        self.ledger = MemoryLedger(self.files.read)
-        self.derived = MemoryDerived(lambda file: self.files.read(file).rows, list(other_columns))
-        self.clock = MemoryClock()
-        self.requests = MemoryRequests()
-        self._attempts = count()
-
-    def folding(self, runner: Runner | None = None) -> FoldRun:
-        """A run as in a process of its own, with its own machine."""
-        runner = runner or self.machine()
-        context = FoldContext(
-            log=self.kafka,
-            reader=self.reader,
-            explain=self.explain,
-            ledger=self.ledger,
-            records=self.files,
-            open_state=lambda: self.files,
-            derived=self.derived,
-            joiner=self.files,
-            clock=self.clock,
-            make_task=lambda works: self._make_task(works, runner),
-            snapshot_requester=self.requests if self.stream.snapshot_requests else None,
-            new_attempt=lambda: f"a{next(self._attempts)}",
-        )
-        return FoldRun(self.stream, runner, context)
-
-    def run(self, messages_max: int = 1_000_000, until: StopOffsets | None = None) -> RunOutcome:
-        """Fold everything that waits."""
-        return self.folding().run(messages_max, until)
-
-    def _make_task(self, works: dict[Partition, PartitionWork], runner: Runner) -> Task:
-        context = TaskContext(
-            runner=runner,
-            tier=self.stream.tier,
-            on_poison=self.stream.on_poison,
-            limits=self.stream.limits,
-            has_session_field=self.stream.session_field is not None,
-            records=self.files,
-            state=self.files,
-            explain=self.explain,
-            digests=MemoryDigests,
-            peak_memory_bytes=lambda: 0,
-        )
-        return lambda partition, batches: run_task(works[partition], batches, context)
-
-    def rows(self, partition: Partition | None = None) -> list[dict[str, Any]]:
-        """The committed records, in the order in which they were committed."""
-        rows: list[dict[str, Any]] = []
-        for file in self.ledger.files_now():
-            rows += self.files.read(file).rows
-        if partition is None:
-            return rows
-        return [row for row in rows if partition == Partition(row["topic"], row["partition"])]
-
-    def other_rows(self, table: str) -> list[dict[str, Any]]:
-        """The committed records of one of the machine's other tables, by entry."""
-        rows = []
-        for file in self.derived.outputs.files(table):
-            rows += self.files.read(file).rows
-        return rows
-
-    def accounts(self) -> dict[Partition, Account]:
-        """The ledger's account of each partition."""
-        head = self.ledger.head(self.stream.name)
-        if head is None:
-            return {}
-        accounts = head.ledger.partitions.items()
-        return {Partition.parse(name): account for name, account in accounts}
-
-    def sessions(self, partition: Partition) -> dict[str, Session]:
-        """The committed sessions of a partition, their state still as bytes."""
-        return self.files.load_all(self.accounts()[partition].state)
-
-
 def _produce_and_run(world: MemoryStream, messages: Iterable[Any]) -> tuple[list[Finding], int]:
     """Produce the messages before each crash, and run; the findings, and how many messages were
     headless.
     """
     world.kafka.create(TOPIC)
+    is_json = isinstance(world.machine().decoder, JsonDecoder)
     findings: list[Finding] = []
     headless = 0
     for batch in _split_at_crashes(messages):
@@ -288,7 +215,7 @@ def _produce_and_run(world: MemoryStream, messages: Iterable[Any]) -> tuple[list
             value = message
             if isinstance(message, tuple):
                 session, value = message
-            world.kafka.produce(TOPIC, session, _encode_message(value))
+            world.kafka.produce(TOPIC, session, _encode_message(value, is_json))
         outcome = world.run()
         findings += outcome.findings
         headless += outcome.headless
@@ -306,9 +233,11 @@ def _split_at_crashes(messages: Iterable[Any]) -> list[list[Any]]:
     return batches
 
 
-def _encode_message(message: Any) -> bytes | None:
+def _encode_message(message: Any, is_json: bool) -> bytes | None:
     if message is None or isinstance(message, bytes):
         return message
+    if not is_json:
+        raise TypeError(f"with a decoder of your own a message is bytes, not {message!r}")
     return msgspec.json.encode(message)
 
 

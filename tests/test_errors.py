@@ -7,9 +7,9 @@ import pickle
 import pytest
 
 from seriatim import errors
-from seriatim.airflow.run_request import RefusedValueError
 from seriatim.engine.findings import Finding, FindingsError
 from seriatim.errors import BrokenPromiseError, DamagedFileError, SeriatimError, ensure
+from seriatim.operations.run_request import RefusedValueError
 
 KINDS = [
     errors.ConfigError,

@@ -16,7 +16,7 @@ MODULES = sorted(
     if not module.name.endswith("__main__")
 )
 PROMISED = {
-    "seriatim": {"Machine", "__version__"},
+    "seriatim": {"Machine", "PlainDecoder", "Poison", "__version__"},
     "seriatim.errors": {
         "BrokenPromiseError",
         "ConfigError",

@@ -10,7 +10,7 @@ sys.path.append(str(Path(__file__).parent.parent / "streams"))
 from orderbook import Book, OrderBook
 
 from seriatim.engine.machine import UserMachine
-from seriatim.engine.record_kinds import RowKeySpec
+from seriatim.engine.records import RowKeySpec
 from seriatim.testing import CRASH, fold
 
 

@@ -1,6 +1,6 @@
 """Sentences are for people: no code of ours reads one back.
 
-Errors, findings and outcomes cross modules and processes as typed values (errors.py, failure.py). A
+Errors, findings and outcomes cross modules and processes as typed values (errors.py, engine/failure.py). A
 regex over an error text, a name put into advice afterwards, two texts in one string: each is
 refused here, by the syntax.
 """

@@ -173,7 +173,6 @@ OTHER = {
     "tier": "window",
     "window_messages": 7,
     "window_seconds": 7,
-    "decoder": "avro",
     "on_check_failure": "stop",
     "session_timeout_hours": 7,
     "parallelism": "none",
@@ -192,6 +191,20 @@ def test_a_key_whose_feature_is_not_built_is_refused_by_name(key: str) -> None:
     assert "not built yet" in error.message
 
 
+@pytest.mark.parametrize("decoder", ["debezium", "avro", "protobuf"])
+def test_a_format_that_is_not_built_is_refused_by_name(decoder: str) -> None:
+    """And the error says which ones there are."""
+    error = refused(decoder=decoder)
+    assert error.message == f"orders.toml: decoder: {decoder!r} is not built yet in this version"
+    assert error.fields["allowed"].startswith('"json" or "module:Class"')
+
+
+@pytest.mark.parametrize("decoder", ["json", "comma:CommaSeparated", "formats.comma:Comma"])
+def test_a_decoder_is_json_or_a_class(decoder: str) -> None:
+    """The class is looked for when the stream's machine is loaded."""
+    assert parse_stream("orders", {**MINIMAL, "decoder": decoder}, "orders.toml").decoder == decoder
+
+
 @pytest.mark.parametrize(
     ("changes", "key", "said"),
     [
@@ -199,6 +212,8 @@ def test_a_key_whose_feature_is_not_built_is_refused_by_name(key: str) -> None:
         ({"topics": ""}, "topics", "empty"),
         ({"snapshot_requests": "no topic"}, "snapshot_requests", "found 'no topic'"),
         ({"decoder": "xml"}, "decoder", "found 'xml'"),
+        ({"decoder": "jsn"}, "decoder", "did you mean 'json'?"),
+        ({"decoder": "a b:C"}, "decoder", "found 'a b:C'"),
         ({"output__path": ""}, "output.path", "empty"),
         ({"output__path": "s3://lake/orders"}, "output.path", "not built yet"),
         ({"session": "value"}, "session", "'value'"),

@@ -14,6 +14,7 @@ from seriatim.ledger.commit import read_head, start_ledger
 from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.memory import MemoryClock
 from seriatim.storage.record_files import record_schema
+from seriatim.storage.store import LocalStore
 
 DAGS = Path(__file__).parent.parent / "dags"
 GOOD = """topics = "t"
@@ -96,8 +97,8 @@ def test_other_odd_paths_are_taken(name: str, tmp_path: Path) -> None:
     """And their ledger can be written and read."""
     root = Path(made(tmp_path, "good", GOOD.replace("good", name)).stream.output.path)
     schema = record_schema({"op": "string"})
-    start_ledger(DeltaLedger(root, schema), MemoryClock(), "good", "a1", ())
-    assert read_head(DeltaLedger(root, schema), "good") is not None
+    start_ledger(DeltaLedger(LocalStore(root), schema), MemoryClock(), "good", "a1", ())
+    assert read_head(DeltaLedger(LocalStore(root), schema), "good") is not None
 
 
 def test_a_stream_in_the_home_of_nobody_is_refused(tmp_path: Path) -> None:
@@ -128,6 +129,67 @@ def test_a_machine_that_leaves_ends_no_command(what: str, tmp_path: Path) -> Non
     file = made(tmp_path, "good", GOOD.replace("m:M", f"{module}:M"))
     (tmp_path / "streams" / f"{module}.py").write_text(HOSTILE[what])
     with pytest.raises(ConfigError, match="SystemExit"):
+        stream_files.load_runner(file)
+
+
+DECODERS = {
+    "ready": (
+        "from seriatim import PlainDecoder\nclass D(PlainDecoder):\n    to_plain = bytes.hex",
+        "",
+    ),
+    "missing": ("", "decoder_missing.py has no decoder 'D'"),
+    "odd": ("class D:\n    def to_plain(self, value):\n        return {}", "has no decoder 'D'"),
+    "bare": (
+        "from seriatim import PlainDecoder\nclass D(PlainDecoder): ...",
+        "decoder 'D' of .*decoder_bare.py has no method to_plain",
+    ),
+    "needy": (
+        """
+from seriatim import PlainDecoder
+class D(PlainDecoder):
+    to_plain = bytes.hex
+    def __init__(self, url): ...
+""",
+        "decoder 'D' of .*decoder_needy.py cannot be made: TypeError: .*'url'",
+    ),
+    "broken": ("1 / 0", "decoder 'decoder_broken:D' fails when imported: ZeroDivisionError"),
+    "leaving": ("import sys\nsys.exit(0)", "fails when imported: SystemExit"),
+    "gone": (None, "decoder 'decoder_gone:D' cannot be imported: No module named 'decoder_gone'"),
+}
+TABLE = """topics = "t"
+machine = "table"
+[table]
+key = ["id"]
+columns = { id = "string" }
+[output]
+path = "lake/good"
+"""
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_decoder_is_found_beside_its_stream_or_refused_with_what_is_missing(
+    name: str, tmp_path: Path
+) -> None:
+    """As a machine is: the error names the file, the class and what to do."""
+    source, problem = DECODERS[name]
+    toml = TABLE.replace("[table]", f'decoder = "decoder_{name}:D"\n[table]')
+    file = made(tmp_path, "good", toml)
+    if source is not None:
+        (tmp_path / "streams" / f"decoder_{name}.py").write_text(source)
+    if not problem:
+        assert type(stream_files.load_runner(file).decoder).__name__ == "D"
+        return
+    with pytest.raises(ConfigError, match=problem) as refused:
+        stream_files.load_runner(file)
+    assert refused.value.message.startswith("good: ")
+    assert refused.value.next
+    assert refused.value.exit_code == 2
+
+
+def test_a_decoder_with_the_name_of_a_module_of_python_is_refused(tmp_path: Path) -> None:
+    """`csv` beside the stream file would never be found."""
+    file = made(tmp_path, "good", TABLE.replace("[table]", 'decoder = "csv:D"\n[table]'))
+    with pytest.raises(ConfigError, match="decoder 'csv:D': 'csv' is a module of Python's own"):
         stream_files.load_runner(file)
 
 

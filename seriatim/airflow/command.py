@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from seriatim import config
 from seriatim.airflow import environment
 from seriatim.airflow.outcome import build_error, outcome_file, read_outcome
+from seriatim.engine.failure import CommandOutcome
 from seriatim.errors import (
     BrokenPromiseError,
     ConfigError,
@@ -36,7 +37,6 @@ from seriatim.errors import (
     PlatformError,
     SeriatimError,
 )
-from seriatim.failure import CommandOutcome
 
 START_DATE = datetime(2026, 1, 1)  # noqa: DTZ001  # Airflow takes it as UTC
 TERMINATE_GRACE_SECONDS = 5.0

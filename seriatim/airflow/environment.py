@@ -20,8 +20,8 @@ from seriatim import config, context, stream_files
 from seriatim.airflow.outcome import extract_error_screen
 from seriatim.alerts.alert import Outbox
 from seriatim.alerts.incidents import Note
+from seriatim.engine.failure import Failure
 from seriatim.errors import SeriatimError
-from seriatim.failure import Failure
 
 SMTP_CONNECTION = "smtp_default"
 

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 
 from seriatim.airflow import environment
 from seriatim.alerts.incidents import RUN, Note
+from seriatim.errors import SeriatimError
 
 WAIT_SECONDS = 25.0
 """Airflow ends a callback after 50 seconds. A watch that takes longer goes on by itself."""
@@ -98,7 +99,7 @@ class FailureCallback:
         """Whether a task of this run left a note. An outbox that cannot be read may have one."""
         try:
             notes = environment.open_outbox(self.folder, stream).notes().values()
-        except OSError as error:
+        except (OSError, SeriatimError) as error:
             log.warning("%s: its notes cannot be read: %s", stream, error)
             return True
         return any(note.kind == "task" and note.run == run_id for note in notes)

@@ -31,9 +31,9 @@ from seriatim.airflow import environment
 from seriatim.airflow.command import die_with_parent, terminate_process_tree
 from seriatim.airflow.link import RunPage
 from seriatim.airflow.outcome import build_error, outcome_file, read_outcome
-from seriatim.airflow.run_request import command_arguments, parse_run_request
 from seriatim.config import Settings
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
+from seriatim.operations.run_request import command_arguments, parse_run_request
 
 SPARK_CONNECTION_ID = "seriatim_spark"
 APPLICATION = "spark_apps/fold.py"

@@ -19,7 +19,7 @@ from airflow.sdk.exceptions import AirflowSkipException
 from seriatim.airflow import environment
 from seriatim.airflow.command import CommandOperator
 from seriatim.airflow.link import RunPage
-from seriatim.airflow.run_request import is_default_form, parse_run_request, plan_arguments
+from seriatim.operations.run_request import is_default_form, parse_run_request, plan_arguments
 
 
 class PlanOperator(CommandOperator):

@@ -1,7 +1,7 @@
 """Outcomes: the typed error of a process that ended.
 
 A task names a file in the environment of the command that it starts, and the command writes there
-how it ended, as a value (failure.py). A process that died early, or that is not ours (Spark's
+how it ended, as a value (engine/failure.py). A process that died early, or that is not ours (Spark's
 launcher), writes none: then only its exit code is known.
 
 Next: airflow/command.py and airflow/fold.py raise the error; cli/__init__.py writes the outcome.
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from seriatim.engine.failure import CommandOutcome
 from seriatim.errors import (
     SIGKILL_ADVICE,
     SIGKILL_CAUSE,
@@ -26,7 +27,6 @@ from seriatim.errors import (
     PlatformError,
     SeriatimError,
 )
-from seriatim.failure import CommandOutcome
 
 ERROR_TYPE_BY_EXIT_CODE: dict[int, type[SeriatimError]] = {
     error_class.exit_code: error_class

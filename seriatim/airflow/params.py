@@ -2,7 +2,7 @@
 does not fit.
 
 What a schema cannot express (a range that goes backward, a topic that does not exist) is refused by
-the task `plan`, which checks the same values again by airflow/run_request.py.
+the task `plan`, which checks the same values again by operations/run_request.py.
 
 Next: airflow/fold.py makes a command of the values.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from airflow.sdk import Param
 
-from seriatim.airflow.run_request import (
+from seriatim.operations.run_request import (
     EDGE_EXAMPLES,
     MESSAGES_MAX,
     NAMES_LISTED_MAX,

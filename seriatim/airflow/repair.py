@@ -18,9 +18,9 @@ from airflow.sdk.exceptions import AirflowSkipException
 from seriatim.airflow import environment
 from seriatim.airflow.command import CommandOperator
 from seriatim.airflow.fold import FoldOperator
-from seriatim.airflow.run_request import repair_arguments
 from seriatim.alerts.incidents import REPAIR, Note
 from seriatim.errors import IntegrityError
+from seriatim.operations.run_request import repair_arguments
 
 REJECTED_TEXT = (
     "rejected: nothing was changed, and the damage is still there; "

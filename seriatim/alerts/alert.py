@@ -1,9 +1,15 @@
-"""Alerts: what an observation of a stream means for people, stored on disk first and then sent.
+"""Alerts: what an observation of a stream means for people, stored first and then sent.
 
-The alert state (open incidents) and the waiting mails are one file, replaced as a whole. After a
-crash before it is written, the next observation finds the same news again. After a crash behind it,
-the mail is sent with the next ones. A mail whose sending was not confirmed is sent again under the
-same id, so no mail is lost.
+Several processes may watch a stream at once, and none holds a lock.
+
+- Deciding: the open incidents and the waiting mails are one alert state. A new one is stored only if
+  no other was stored since it was read (`OutboxChangedError`: observe and decide again). So each news
+  is queued in one mail.
+- Sending: a process claims a waiting mail, sends it, stores a state without it, and deletes the claim.
+
+After a crash before a state is stored, the next observation finds the same news again. After a crash
+behind it, the mail is sent later: when it was claimed, as soon as the claim is too old. A mail whose
+sending was not confirmed is sent again under the same id, so no mail is lost.
 
 Next: alerts/incidents.py decides what is news; alerts/mail.py writes the mail; cli/watch.py repeats
 all of it.
@@ -11,7 +17,8 @@ all of it.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -20,36 +27,55 @@ from msgspec.structs import replace
 from seriatim.alerts.incidents import (
     REFUSED_MAIL_RETENTION_SECONDS,
     AlertState,
-    Concern,
     Mail,
     MailRefusedError,
     Note,
     Observation,
+    OutboxChangedError,
+    StoredState,
     consumed_note_names,
     update_incidents,
 )
 from seriatim.alerts.mail import MailContext, compose_mail
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.findings import Finding
+from seriatim.engine.findings import Concern, Finding
 from seriatim.errors import PlatformError, SeriatimError
 from seriatim.ledger.commit import read_head
+from seriatim.ledger.entries import HoldEntry, ReleaseEntry, RepairEntry
 from seriatim.ledger.model import Ledger
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.watch import WatchResult
 from seriatim.ports import LedgerStore
 from seriatim.stream import Stream
 
+STATE_TRIES_MAX = 20
+"""How often other processes may be faster at noting what became of their mails."""
+
 
 class Outbox(Protocol):
-    """A stream's alert state, and the notes that a scheduler left. On disk: alerts/outbox.py."""
-
-    def lock(self) -> AbstractContextManager[None]:
-        """Hold the outbox alone: no other process reads or writes it meanwhile."""
-        ...
+    """A stream's alert state, and the notes that a scheduler left. On a store: alerts/outbox.py."""
 
     def alert_state(self) -> AlertState: ...
-    def put_alert_state(self, alert_state: AlertState) -> None:
-        """Store the state. `PlatformError` means that nothing was stored."""
+    def stored_state(self) -> StoredState:
+        """The newest alert state, with its version."""
+        ...
+
+    def put_alert_state(self, alert_state: AlertState, version_before: int) -> int:
+        """Store the state that follows a version; the new version. `OutboxChangedError` if there is
+        another one already. Any other `PlatformError` means that nothing was stored.
+        """
+        ...
+
+    def claim_mail(self, mail_id: str) -> str | None:
+        """Claim the sending of a mail; the claim, or None if another process sends it."""
+        ...
+
+    def release_claim(self, claim: str) -> None:
+        """Give up a claim: the mail was not sent."""
+        ...
+
+    def delete_done_claims(self) -> None:
+        """Delete the claims of mails that wait no more."""
         ...
 
     def notes(self) -> dict[str, Note]:
@@ -94,46 +120,64 @@ def send_alerts(
     mail_context: MailContext,
     remind_hours: float,
     observation: Observation,
+    seen: StoredState,
     outbox: Outbox,
     notifier: Notifier | None,
 ) -> SendResult:
-    """Decide what is news, store it, and send all mails that wait. The caller holds the outbox's
-    lock.
+    """Decide what is news, store it, and send all mails that wait.
 
-    1. Read the notes and the alert state, and decide what is news.
+    `seen` is the alert state that was read before the observation. If others have stored another one
+    since, `OutboxChangedError` is raised and nothing has happened: read it and observe again.
+
+    1. Read the notes, and decide what is news.
     2. Store the new state together with the mail.
     3. Delete the notes that the stored state contains.
     4. Send the waiting mails.
     """
     # 1. Decide what is news.
+    alert_state = seen.alert_state
     notes = outbox.notes()
-    alert_state = outbox.alert_state()
+    # Another process may have stored what these say, and not have deleted them yet.
+    done_notes = [name for name in alert_state.consumed_notes if notes.pop(name, None)]
     recipients = alert_state.to if mail_context.to is None else mail_context.to
-    observation = replace(observation, notes=list(notes.values()))
+    damage = [seen.damage] if seen.damage else []
+    observation = replace(observation, notes=[*notes.values(), *damage])
     updated_state, alert = update_incidents(alert_state, observation, remind_hours)
     new_mails: tuple[Mail, ...] = ()
     if alert and recipients:
         context = replace(mail_context, to=recipients)
         new_mails = (compose_mail(alert, context, observation.at_seconds),)
     # 2. Store state and mail.
-    updated_state = replace(updated_state, to=recipients, mails=(*updated_state.mails, *new_mails))
-    if updated_state != alert_state:
-        _save_or_send(updated_state, new_mails, outbox, notifier)
+    done_notes += consumed_note_names(notes, observation.at_seconds)
+    updated_state = replace(
+        updated_state,
+        to=recipients,
+        mails=(*updated_state.mails, *new_mails),
+        consumed_notes=tuple(done_notes),
+    )
+    if updated_state != alert_state or seen.damage:
+        _save_or_send(updated_state, seen.version, new_mails, outbox, notifier)
     crash_point("alert-kept")
     # 3. Delete notes. Before step 2 a crash would lose what they say.
-    outbox.delete_notes(consumed_note_names(notes, observation.at_seconds))
+    outbox.delete_notes(done_notes)
     # 4. Send.
     return send_waiting_mails(mail_context.to, observation.at_seconds, outbox, notifier)
 
 
 def _save_or_send(
-    alert_state: AlertState, mails: tuple[Mail, ...], outbox: Outbox, notifier: Notifier | None
+    alert_state: AlertState,
+    version_before: int,
+    mails: tuple[Mail, ...],
+    outbox: Outbox,
+    notifier: Notifier | None,
 ) -> None:
     """Store the state. If that fails, send the mails at once; they are sent again after every
     observation until the state can be stored.
     """
     try:
-        outbox.put_alert_state(alert_state)
+        outbox.put_alert_state(alert_state, version_before)
+    except OutboxChangedError:
+        raise
     except PlatformError:
         if notifier is not None:
             with suppress(PlatformError):
@@ -151,44 +195,67 @@ def send_waiting_mails(
     """Send the waiting mails, oldest first, until one cannot be sent.
 
     They go to `recipients`, which the stream file names now; None: to those they were written for.
-    A refused mail does not stop the others; after a time it is stored elsewhere. The caller holds
-    the outbox's lock.
+    A refused mail does not stop the others; after a time it is stored elsewhere. A mail that another
+    process is sending is left to it.
     """
-    mails = outbox.alert_state().mails
+    outbox.delete_done_claims()
     if recipients is not None:
-        # Without recipients nobody waits for these mails any more.
-        mails = tuple(replace(mail, to=recipients) for mail in mails if recipients)
+        _change_mails(outbox, lambda mails: _readdress(mails, recipients))
+    mails = outbox.alert_state().mails
     result = SendResult(sent_mails=[], waiting_mails=list(mails))
-    if notifier is not None:
-        _send_mails(mails, now_seconds, result, outbox, notifier)
-    elif mails:
-        result.trouble = "no mail server is set"
-    _save_waiting_mails(result, outbox)
+    if notifier is None:
+        if mails:
+            result.trouble = "no mail server is set"
+        return result
+    for mail in mails:
+        claim = outbox.claim_mail(mail.id)
+        if claim is None:
+            result.waiting_mails.remove(mail)
+            continue
+        is_reachable = _send_claimed_mail(mail, claim, now_seconds, result, outbox, notifier)
+        if not is_reachable:
+            break
     return result
 
 
-def _send_mails(
-    mails: tuple[Mail, ...],
+def _readdress(mails: tuple[Mail, ...], recipients: tuple[str, ...]) -> tuple[Mail, ...]:
+    """The mails to other recipients. Without recipients nobody waits for them any more."""
+    return tuple(replace(mail, to=recipients) for mail in mails if recipients)
+
+
+def _send_claimed_mail(
+    mail: Mail,
+    claim: str,
     now_seconds: float,
     result: SendResult,
     outbox: Outbox,
     notifier: Notifier,
-) -> None:
-    for mail in mails:
-        try:
-            result.trouble = notifier.send(mail) or result.trouble
-        except MailRefusedError as error:
-            result.trouble = error.message
-            _keep_or_archive_refused(mail, now_seconds, result, outbox)
-            continue
-        except PlatformError as error:
-            result.trouble = error.message
-            return
-        # After a crash here the mail is sent a second time, with the same id.
-        crash_point("alert-sent")
-        result.sent_mails.append(mail)
+) -> bool:
+    """Send a mail, and store that it was sent or refused; whether the mail server answers."""
+    # Whoever sent it before has first stored that, and then deleted the claim. So a look behind our
+    # own claim is certain.
+    if all(waiting.id != mail.id for waiting in outbox.alert_state().mails):
+        outbox.release_claim(claim)
         result.waiting_mails.remove(mail)
-        _save_waiting_mails(result, outbox)
+        return True
+    try:
+        result.trouble = notifier.send(mail) or result.trouble
+    except MailRefusedError as error:
+        result.trouble = error.message
+        _keep_or_archive_refused(mail, now_seconds, result, outbox)
+        outbox.release_claim(claim)
+        return True
+    except PlatformError as error:
+        result.trouble = error.message
+        outbox.release_claim(claim)
+        return False
+    # After a crash here the mail is sent a second time, with the same id, when the claim is too old.
+    crash_point("alert-sent")
+    result.sent_mails.append(mail)
+    result.waiting_mails.remove(mail)
+    _replace_mail(outbox, mail.id, None)
+    outbox.delete_done_claims()
+    return True
 
 
 def _keep_or_archive_refused(
@@ -200,17 +267,41 @@ def _keep_or_archive_refused(
         refused_since = now_seconds
     position = result.waiting_mails.index(mail)
     if now_seconds - refused_since < REFUSED_MAIL_RETENTION_SECONDS:
-        result.waiting_mails[position] = replace(mail, refused_seconds=refused_since)
+        refused_mail = replace(mail, refused_seconds=refused_since)
+        result.waiting_mails[position] = refused_mail
+        _replace_mail(outbox, mail.id, refused_mail)
     else:
         result.refused_mail_paths.append(outbox.put_refused_mail(mail))
         del result.waiting_mails[position]
+        _replace_mail(outbox, mail.id, None)
 
 
-def _save_waiting_mails(result: SendResult, outbox: Outbox) -> None:
-    alert_state = outbox.alert_state()
-    waiting_mails = tuple(result.waiting_mails)
-    if alert_state.mails != waiting_mails:
-        outbox.put_alert_state(replace(alert_state, mails=waiting_mails))
+def _replace_mail(outbox: Outbox, mail_id: str, mail: Mail | None) -> None:
+    """Store another mail in the place of a waiting one, or none."""
+    new_mails = () if mail is None else (mail,)
+
+    def change(mails: tuple[Mail, ...]) -> tuple[Mail, ...]:
+        changed: tuple[Mail, ...] = ()
+        for waiting in mails:
+            changed += new_mails if waiting.id == mail_id else (waiting,)
+        return changed
+
+    _change_mails(outbox, change)
+
+
+def _change_mails(outbox: Outbox, change: Callable[[tuple[Mail, ...]], tuple[Mail, ...]]) -> None:
+    """Store changed waiting mails, on top of whatever others store meanwhile."""
+    for tries_left in reversed(range(STATE_TRIES_MAX)):
+        seen = outbox.stored_state()
+        mails = change(seen.alert_state.mails)
+        if mails == seen.alert_state.mails:
+            return
+        try:
+            outbox.put_alert_state(replace(seen.alert_state, mails=mails), seen.version)
+            return
+        except OutboxChangedError:
+            if not tries_left:
+                raise
 
 
 def observe_stream(
@@ -238,18 +329,20 @@ def last_repair(stream: Stream, store: LedgerStore, alert_state: AlertState) -> 
     if alert_state.reported_sequence is None:
         # Without an earlier observation no failed repair was mailed, so there is none to close.
         return None
-    end_entries = []
+    end_entries: list[RepairEntry | ReleaseEntry] = []
     for manifest in store.entries(stream.name, alert_state.reported_sequence):
         entry = manifest.entry
+        if isinstance(entry, RepairEntry):
+            end_entries.append(entry)
         # A failed repair releases its own hold without a reason; a person has to give one.
-        if entry.kind == "repair" or (entry.kind == "release" and entry.reason):
+        if isinstance(entry, ReleaseEntry) and entry.reason:
             end_entries.append(entry)
     if not end_entries:
         return None
     backfill_holds = set()
     for manifest in store.entries(stream.name, -1):
         entry = manifest.entry
-        if entry.kind == "hold" and RepairRequest.from_json(entry.request).ranges:
+        if isinstance(entry, HoldEntry) and RepairRequest.from_json(entry.request).ranges:
             backfill_holds.add(entry.hold)
     end_times = [entry.at_seconds for entry in end_entries if entry.hold not in backfill_holds]
     return max(end_times, default=None)

@@ -18,7 +18,7 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.findings import Finding, FindingsError
+from seriatim.engine.findings import Concern, Finding, FindingsError
 from seriatim.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError
 
 RUN = "run"
@@ -53,23 +53,6 @@ REFUSED_MAIL_RETENTION_SECONDS = 48 * HOUR_SECONDS
 """A refused mail is tried again for this time, since somebody may correct `alerts.to`."""
 
 
-class Concern(Struct, frozen=True, kw_only=True, rename={"kind": "concern", "location": "place"}):
-    """One problem that needs a person."""
-
-    kind: str
-    """One of: time left, halted, held, quarantine, buffer, late, circuit, blind (the retention
-    clock has no data), run, repair, trouble.
-    """
-    location: str = ""
-    text: str
-    next: str
-
-    @property
-    def key(self) -> str:
-        """Identifies the same concern in the next observation."""
-        return f"{self.kind} {self.location}".strip()
-
-
 class Note(Struct, frozen=True, kw_only=True, rename={"is_form_error": "asked"}):
     """A message that a scheduler leaves for the next watch."""
 
@@ -82,7 +65,7 @@ class Note(Struct, frozen=True, kw_only=True, rename={"is_form_error": "asked"})
     task: str = ""
     exit_code: int | None = None
     error: str = ""
-    """Of a task: the class name of its error, as in failure.py."""
+    """Of a task: the class name of its error, as in engine/failure.py."""
     text: str = ""
     """Of a task: the error screen it ended with. Of a run: the scheduler's reason."""
     next: str = ""
@@ -136,8 +119,8 @@ class AlertState(
     kw_only=True,
     rename={"reported_sequence": "told", "open_incidents": "open"},
 ):
-    """A stream's open incidents and the mails that wait to be sent. It is stored as one file and
-    replaced as a whole.
+    """A stream's open incidents and the mails that wait to be sent. It is stored as one object; each
+    change is a new version of the whole.
     """
 
     reported_sequence: int | None = None
@@ -150,6 +133,24 @@ class AlertState(
     """Failed runs that watch found by itself, and when. A later callback of such a run is not
     news.
     """
+    consumed_notes: tuple[str, ...] = ()
+    """The names of notes that this state contains and that may not be deleted yet."""
+
+
+class StoredState(Struct, frozen=True, kw_only=True):
+    """The newest alert state of an outbox, and its version. A new state names the version it follows."""
+
+    version: int
+    """0: nothing was stored yet."""
+    alert_state: AlertState
+    damage: Note | None = None
+    """If the newest version cannot be decoded: what a person has to know. The state is empty then."""
+
+
+class OutboxChangedError(PlatformError):
+    """Another process has stored an alert state since this one has read it: decide again."""
+
+    title = "OutboxChangedError"
 
 
 class Observation(Struct, frozen=True, kw_only=True):

@@ -10,21 +10,22 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime
-from html import escape
 from urllib.parse import quote
 
 import msgspec
 from msgspec import Struct
 
-from seriatim.alerts.incidents import REPAIR, RUN, Alert, Concern, Incident, Mail, Note
+from seriatim.alerts.incidents import REPAIR, RUN, Alert, Incident, Mail, Note
 from seriatim.engine.findings import (
     FINDING_TITLES,
+    Concern,
     Finding,
     format_duration,
     printable_session,
     shorten,
 )
 from seriatim.errors import render_screen
+from seriatim.web.render import render_template
 
 FINDINGS_LISTED_MAX = 20
 SECTIONS_PER_KIND_MAX = 50
@@ -34,8 +35,6 @@ FOR_EVER_SECONDS = 100 * 365 * 86_400
 SUBJECT_MAX = 150
 FACT_MAX = 800
 ERROR_TEXT_MAX = 2000
-MAIL_STYLE = "font-family:sans-serif;font-size:14px;color:#222"
-LABEL_STYLE = "color:#666;padding-right:12px;vertical-align:top"
 NO_CALLBACK = "Airflow called no callback: it was probably marked failed by hand"
 INCIDENT_TITLES = {RUN: "runs fail", REPAIR: "a repair failed"}
 
@@ -77,7 +76,7 @@ def compose_mail(alert: Alert, context: MailContext, at_seconds: float) -> Mail:
         to=context.to or (),
         subject=shorten(subject, SUBJECT_MAX),
         text=text + "\n",
-        html=_html(opening, sections, links),
+        html=render_template("mail.html", opening=opening, sections=sections, links=links),
         at_seconds=at_seconds,
     )
 
@@ -309,18 +308,3 @@ def _text(opening: str, sections: list[MailSection], links: dict[str, str]) -> s
     for label, url in links.items():
         text += f"\n{label:<9}{url}"
     return text
-
-
-def _html(opening: str, sections: list[MailSection], links: dict[str, str]) -> str:
-    fragments = [f'<div style="{MAIL_STYLE}"><p><b>{escape(opening)}</b></p>']
-    for section in sections:
-        fragments.append(f'<h4 style="margin-bottom:4px">{escape(section.headline)}</h4><table>')
-        for label, fact in section.facts.items():
-            if fact:
-                fragments.append(f'<tr><td style="{LABEL_STYLE}">{escape(label)}</td>')
-                fragments.append(f'<td style="white-space:pre-wrap">{escape(fact)}</td></tr>')
-        fragments.append("</table>")
-    for label, url in links.items():
-        fragments.append(f'<p><a href="{escape(url)}">{escape(label)}</a></p>')
-    fragments.append("</div>")
-    return "".join(fragments)

@@ -9,6 +9,7 @@ Next: cli/run.py has the main command; cli/output.py prints for people and scrip
 
 from __future__ import annotations
 
+import logging
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,8 +20,8 @@ import msgspec
 import typer
 
 from seriatim import __version__, config
+from seriatim.engine.failure import CommandOutcome, Failure
 from seriatim.errors import BrokenPromiseError, PlatformError, SeriatimError
-from seriatim.failure import CommandOutcome, Failure
 
 app = typer.Typer(
     name="seriatim",
@@ -63,6 +64,7 @@ def root(
     Options.debug = debug
     # In tests and Airflow one process runs several commands: the last one's choice must not stay.
     Options.json = False
+    _print_log_messages()
 
 
 def print_notice(text: str, **fields: Any) -> None:
@@ -74,6 +76,25 @@ def print_notice(text: str, **fields: Any) -> None:
     if Options.json:
         line = _encode_json({**fields, "message": text})
     typer.echo(line, err=True)
+
+
+class _LogNotices(logging.Handler):
+    """Prints what the product logs as notices. A record may carry `fields` for scripts."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one message."""
+        print_notice(record.getMessage(), **getattr(record, "fields", {}))
+
+
+_log_notices = _LogNotices()
+
+
+def _print_log_messages() -> None:
+    """Print what the product logs as notices from now on. A second call changes nothing."""
+    logger = logging.getLogger("seriatim")
+    logger.addHandler(_log_notices)
+    # Whatever the root logger prints to would show them a second time.
+    logger.propagate = False
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

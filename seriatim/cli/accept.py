@@ -150,8 +150,8 @@ def _accept_topic(file: StreamFile, topic: str, because: str, *, dry_run: bool, 
     from seriatim import context
     from seriatim.operations.accept import accept_topic
 
-    decision_context = context.decision_context(file, config.load_settings())
-    decision = accept_topic(decision_context, topic, because, dry_run=dry_run)
+    open_stream = context.ConnectedStream(file, config.load_settings(), writes_records=True)
+    decision = accept_topic(open_stream, topic, because, dry_run=dry_run)
     _print_accepted(file.stream.name, decision, json=json)
 
 
@@ -197,7 +197,7 @@ def _accepted_check_values(
 def _print_accepted_check(
     stream: str, decision: AcceptedFailures, sequence: int, *, dry_run: bool
 ) -> None:
-    from seriatim.ledger.verdicts import describe_failed_range
+    from seriatim.ledger.model import describe_failed_range
 
     ledger = decision.ledger
     entry = _describe_entry(-1 if dry_run else ledger.sequence)

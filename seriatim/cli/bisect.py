@@ -1,6 +1,6 @@
 """`seriatim bisect`: the first message after which a session's state breaks an invariant.
 
-Next: operations/inspect/bisect.py searches; operations/inspect/expression.py says what an invariant
+Next: operations/inspect/bisect.py searches; operations/inspect/condition.py says what an invariant
 may contain.
 """
 
@@ -30,7 +30,7 @@ from seriatim.errors import ConfigError, IntegrityError
 if TYPE_CHECKING:
     from seriatim.cli.lookback import LookbackCommand
     from seriatim.operations.inspect.bisect import BisectResult, Invariant
-    from seriatim.operations.inspect.expression import Expression
+    from seriatim.operations.inspect.condition import Condition
     from seriatim.operations.inspect.session_replay import SessionReplay
     from seriatim.operations.inspect.trace_step import TraceStep
 
@@ -75,14 +75,14 @@ def bisect(
     from seriatim.operations.inspect.bisect import Bisection
 
     with open_lookback(stream, json=json) as command:
-        invariant_check, expression = _parse_invariant(command, invariant)
+        invariant_check, condition = _parse_invariant(command, invariant)
         replay, begin, end = command.open_session(session, topic, partition, start, until)
-        uses_state = expression is None or "state" in expression.names
+        uses_state = condition is None or "state" in condition.names
         bisection = Bisection(replay, invariant_check, uses_state=uses_state)
         result = bisection.run(begin, end, check_every_message=every)
         command.stop_progress()
-        if expression is not None and expression.unseen_fields:
-            fields = ", ".join(sorted(expression.unseen_fields))
+        if condition is not None and condition.unseen_fields:
+            fields = ", ".join(sorted(condition.unseen_fields))
             print_notice(f"{command.name}: nothing ever had {fields}: is it spelled right?")
         steps_around = _steps_around(replay, result)
         if json:
@@ -92,14 +92,14 @@ def bisect(
         _raise_for_broken_invariant(command, replay, result, invariant)
 
 
-def _parse_invariant(command: LookbackCommand, text: str) -> tuple[Invariant, Expression | None]:
-    """The invariant as a check; and its expression, unless it is a function of the user."""
+def _parse_invariant(command: LookbackCommand, text: str) -> tuple[Invariant, Condition | None]:
+    """The invariant as a check; and its condition, unless it is a function of the user."""
     from seriatim.operations.inspect.bisect import INVARIANT_NAMES
-    from seriatim.operations.inspect.expression import parse_expression
+    from seriatim.operations.inspect.condition import parse_condition
 
     if not FUNCTION_NAME.fullmatch(text):
-        expression = parse_expression(text, INVARIANT_NAMES)
-        return expression.is_true, expression
+        condition = parse_condition(text, INVARIANT_NAMES)
+        return condition.is_true, condition
     function = load_function(command.file.folder, text)
 
     def holds(names: Any) -> bool:

@@ -3,7 +3,7 @@
 pdb is only used for a person at a terminal. In any other case the first stop is printed. The
 stepper accepts a few letters, and never runs its input as code.
 
-Next: cli/replay.py has the command; operations/inspect/expression.py says what a condition may
+Next: cli/replay.py has the command; operations/inspect/condition.py says what a condition may
 contain.
 """
 
@@ -24,14 +24,14 @@ from msgspec import Struct
 from seriatim.cli import print_notice
 from seriatim.cli.lookback import print_json, print_step, render_time, render_value, step_values
 from seriatim.engine.machine import Runner, UserMachine
-from seriatim.operations.inspect.expression import Expression
+from seriatim.operations.inspect.condition import Condition
 from seriatim.operations.inspect.trace_step import (
     NAMES_AFTER_FOLD,
     TraceStep,
-    expression_names_after,
+    condition_names_after,
 )
 from seriatim.operations.inspect.tracing import SessionMessage, TracingMachine
-from seriatim.operations.inspect.views import state_to_plain, view_of_message
+from seriatim.operations.inspect.views import plain_view_of_message, state_to_plain
 
 if TYPE_CHECKING:
     from seriatim.operations.inspect.session_replay import SessionReplay
@@ -47,27 +47,27 @@ STATE_NAMES = frozenset({"state", "damaged", "quarantined"})
 class BreakPoint(Struct, kw_only=True):
     """Where a replay stops."""
 
-    expression: Expression | None = None
+    condition: Condition | None = None
     """Stop at messages for which this condition is true."""
     on_finding: bool = False
     """Stop at messages that have a finding."""
     at_every_message: bool = False
     """Stop at each message."""
 
-    def expression_names(self) -> frozenset[str]:
+    def condition_names(self) -> frozenset[str]:
         """The names that the condition uses."""
-        if self.expression is None:
+        if self.condition is None:
             return frozenset()
-        return self.expression.names
+        return self.condition.names
 
     def needs_folding(self) -> bool:
         """Whether only folding a message tells if it is a stop."""
-        uses_names_after = bool(self.expression_names() & set(NAMES_AFTER_FOLD))
+        uses_names_after = bool(self.condition_names() & set(NAMES_AFTER_FOLD))
         return self.on_finding or uses_names_after
 
     def needs_state(self) -> bool:
         """Whether the session's state must be known at each message."""
-        uses_state = bool(self.expression_names() & STATE_NAMES)
+        uses_state = bool(self.condition_names() & STATE_NAMES)
         return self.at_every_message or self.needs_folding() or uses_state
 
 
@@ -75,7 +75,7 @@ def find_stops(
     replay: SessionReplay, until: int, break_point: BreakPoint
 ) -> Iterator[SessionMessage]:
     """The messages to stop at, each before it is folded. The caller folds it by `step`."""
-    condition = break_point.expression
+    condition = break_point.condition
     if break_point.needs_state():
         yield from _find_stops_one_by_one(
             replay, until, break_point, after_folding=break_point.needs_folding()
@@ -83,7 +83,7 @@ def find_stops(
     elif condition is not None:
 
         def is_chosen(message: SessionMessage) -> bool:
-            return condition.is_true(replay.tracing_fold.expression_names_before(message.as_batch))
+            return condition.is_true(replay.tracing_fold.condition_names_before(message.as_batch))
 
         # The condition needs the message alone, so all messages between two stops are folded at
         # once, which is much faster.
@@ -117,19 +117,19 @@ def _find_stops_one_by_one(
 def _is_stop_before(
     replay: SessionReplay, message: SessionMessage, break_point: BreakPoint
 ) -> bool:
-    condition = break_point.expression
+    condition = break_point.condition
     if condition is None:
         return False
-    return condition.is_true(replay.tracing_fold.expression_names_before(message.as_batch))
+    return condition.is_true(replay.tracing_fold.condition_names_before(message.as_batch))
 
 
 def _is_stop_after(replay: SessionReplay, step: TraceStep, break_point: BreakPoint) -> bool:
     if break_point.on_finding and step.findings:
         return True
-    condition = break_point.expression
+    condition = break_point.condition
     if condition is None:
         return False
-    return condition.is_true(expression_names_after(replay.context.runner, step))
+    return condition.is_true(condition_names_after(replay.open_stream.runner, step))
 
 
 class Stepper:
@@ -149,7 +149,7 @@ class Stepper:
         self.break_point = break_point
         self.json = json
         self.stop_progress = stop_progress
-        self.runner: Runner = replay.context.runner
+        self.runner: Runner = replay.open_stream.runner
         self.last_step: TraceStep | None = None
         self.stop_count = 0
 
@@ -229,7 +229,7 @@ class Stepper:
     def _render_message(self, message: SessionMessage) -> str:
         batch = message.as_batch
         decoded = self.replay.tracing_fold.decode_message(batch)
-        return render_value(view_of_message(self.runner, decoded, batch.values[0]))
+        return render_value(plain_view_of_message(self.runner, decoded, batch.values[0]))
 
 
 def render_state(runner: Runner, state: Any) -> str:
@@ -314,6 +314,6 @@ def read_line() -> str:
 
 def warn_unseen_fields(stream: str, break_point: BreakPoint) -> None:
     """Warn of fields that no message and no state ever had: they are probably misspelled."""
-    if break_point.expression is not None and break_point.expression.unseen_fields:
-        fields = ", ".join(sorted(break_point.expression.unseen_fields))
+    if break_point.condition is not None and break_point.condition.unseen_fields:
+        fields = ", ".join(sorted(break_point.condition.unseen_fields))
         print_notice(f"{stream}: no message or state had {fields}: is it spelled right?")

@@ -5,7 +5,6 @@ Next: operations/prove/check.py does it; operations/prove/suite_files.py finds t
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,12 @@ from seriatim.cli import Options, app, print_notice
 from seriatim.cli.run import Json, StreamName
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from seriatim.context import ConnectedStream
     from seriatim.engine.findings import Finding
     from seriatim.ledger.model import Ledger
-    from seriatim.operations.prove.check import CheckContext, CheckResult
-    from seriatim.operations.prove.gather_evidence import CheckTableSpec
-    from seriatim.stream import Stream
+    from seriatim.operations.prove.check import CheckResult
     from seriatim.stream_files import StreamFile
 
 
@@ -46,79 +46,46 @@ def check(stream: StreamName, json: Json = False) -> None:
 
 def check_and_report(file: StreamFile, *, json: bool) -> CheckResult:
     """Check a stream and print the result. A bad verdict is printed, and then raised."""
-    from seriatim import stream_files
+    from seriatim import context, stream_files
     from seriatim.cli import output, report
-    from seriatim.operations.prove.check import check_stream
     from seriatim.operations.report_findings import mark_reported, unreported_findings
 
     stream_files.refuse_unwritable_output(file)
     name = file.stream.name
     progress = output.RunProgress(name, "records")
-    context = check_context(file, progress)
+    open_stream = context.ConnectedStream(file, config.load_settings(), writes_records=True)
     try:
-        result = check_stream(context)
+        result = check_with_suites(open_stream, progress)
     finally:
         progress.close()
-    findings = unreported_findings(context.ledger, name)
+    findings = unreported_findings(open_stream.ledger, name)
     report.write_run_report(file, result.judged_after, result.sequence)
     output.print_findings(name, findings, json=json)
     # Only after they were printed: a process killed in between prints them again next time.
-    mark_reported(context.ledger, result.ledger.sequence)
+    mark_reported(open_stream.ledger, result.ledger.sequence)
     _print_result(name, result, findings, json=json)
     return result
 
 
-def check_context(file: StreamFile, progress: Any = None) -> CheckContext:
-    """Everything that a check of this stream needs, with the real adapters."""
-    from seriatim import context, stream_files
-    from seriatim.clock import WallClock
+def check_with_suites(
+    open_stream: ConnectedStream, progress: Callable[[int, int], None]
+) -> CheckResult:
+    """Check a stream by its suites, with great-expectations."""
     from seriatim.operations.prove import suite_files
-    from seriatim.operations.prove.check import CheckContext
+    from seriatim.operations.prove.check import check_stream
     from seriatim.operations.prove.great_expectations_suites import GreatExpectations
-    from seriatim.storage.record_files import ParquetRecords
     from seriatim.storage.record_scan import RecordScan
+    from seriatim.storage.store import open_store
 
-    stream = file.stream
-    root = Path(stream.output.path)
-    columns = stream_files.load_runner(file).columns
-    return CheckContext(
-        stream=stream.name,
-        suites=suite_files.load_suites(stream, Path(file.folder)),
-        ledger=context.ledger(file, with_schema=True),
-        open_state=lambda: context.state(file),
-        records=ParquetRecords(
-            root, columns, stream.output.compression, stream.output.partition_by
-        ),
-        record_scanner=RecordScan(root),
-        checker=GreatExpectations(root),
-        table_spec=check_table_spec(stream),
-        clock=WallClock(),
-        new_attempt=context.new_attempt,
-        peak_memory_bytes=_peak_memory_bytes,
-        progress=progress or (lambda _done, _total: None),
-    )
-
-
-def _peak_memory_bytes() -> int:
-    # Linux counts in kilobytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def check_table_spec(stream: Stream) -> CheckTableSpec | None:
-    """How records of the table machine fold into a table; None for any other machine."""
-    from seriatim.operations.prove.gather_evidence import CheckTableSpec
-
-    if stream.machine != "table":
-        return None
-    table = stream.table
-    return CheckTableSpec(
-        table.key, tuple(table.columns), table.before, stream.table_machine().load
-    )
+    store = open_store(open_stream.stream.output.path)
+    suites = suite_files.load_suites(open_stream.stream, Path(open_stream.file.folder))
+    checker = GreatExpectations(store)
+    return check_stream(open_stream, suites, checker, RecordScan(store), progress)
 
 
 def print_open_circuit(ledger: Ledger) -> None:
     """Print a notice if the circuit is open: what failed, and what closes it."""
-    from seriatim.ledger.verdicts import circuit_advice, describe_failed_range
+    from seriatim.ledger.model import circuit_advice, describe_failed_range
 
     if ledger.circuit != "open":
         return
@@ -156,7 +123,7 @@ def _raise_for_bad_partitions(
     stream: str, check_result: CheckResult, errors: list[Finding]
 ) -> None:
     from seriatim.engine.findings import FindingsError
-    from seriatim.ledger.verdicts import circuit_advice
+    from seriatim.ledger.model import circuit_advice
 
     verdict = check_result.verdict
     bad_partitions = sorted(name for name, outcome in verdict.items() if outcome != "good")

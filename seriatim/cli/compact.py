@@ -5,7 +5,6 @@ Next: operations/compact.py does it.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -18,8 +17,7 @@ from seriatim.cli.run import Json, StreamName
 from seriatim.errors import IntegrityError
 
 if TYPE_CHECKING:
-    from seriatim.operations.compact import CompactContext, CompactionPiece, CompactResult
-    from seriatim.stream_files import StreamFile
+    from seriatim.operations.compact import CompactionPiece, CompactResult
 
 COLUMNS = [
     "topic",
@@ -55,7 +53,7 @@ def compact(
 
     Example: seriatim compact demo --dry-run
     """
-    from seriatim import stream_files
+    from seriatim import context, stream_files
     from seriatim.cli.output import RunProgress
     from seriatim.engine.offsets import Partition
     from seriatim.operations.compact import compact_stream
@@ -71,33 +69,15 @@ def compact(
     progress = RunProgress(file.stream.name, "bytes")
     try:
         result = compact_stream(
-            _compact_context(file), only_partition, dry_run=dry_run, progress=progress
+            context.ConnectedStream(file, settings),
+            only_partition,
+            dry_run=dry_run,
+            progress=progress,
         )
     finally:
         progress.close()
     _print_result(file.stream.name, result, dry_run=dry_run, json=json)
     _raise_for_damage(file.stream.name, result)
-
-
-def _compact_context(file: StreamFile) -> CompactContext:
-    from seriatim import context
-    from seriatim.clock import WallClock
-    from seriatim.operations.compact import CompactContext
-    from seriatim.storage.rewrite import ParquetRewriter
-
-    output = file.stream.output
-    return CompactContext(
-        stream=file.stream.name,
-        bytes_target=output.file_bytes_target,
-        keep_versions_days=output.keep_versions_days,
-        ledger=context.ledger(file),
-        records=context.record_files(file),
-        rewriter=ParquetRewriter(Path(output.path), file.stream.name, output.compression),
-        open_state=lambda: context.state(file),
-        derived=context.derived_tables(file),
-        clock=WallClock(),
-        new_attempt=context.new_attempt,
-    )
 
 
 def _piece_row(piece: CompactionPiece, *, dry_run: bool) -> dict[str, Any]:

@@ -77,26 +77,29 @@ def _open_output(name: str) -> ComparedOutput:
     """Open the folder of a replay, or the output of a stream."""
     from seriatim.storage import scratch
     from seriatim.storage.record_query import RecordQuery
+    from seriatim.storage.store import open_store
 
     folder = config.expand_user(Path(name), name, "give the name of a stream, or a folder")
-    if folder.is_dir() and (folder / scratch.MANIFEST_FILE).exists():
-        manifest = scratch.read_manifest(folder)
+    store = open_store(str(folder))
+    if store.size(scratch.MANIFEST_FILE) is not None:
+        manifest = scratch.read_manifest(store)
         _warn_missing_messages(name, manifest)
         return ComparedOutput(
-            records=RecordQuery(folder, None),
-            folded_ranges=scratch.folded_ranges(folder),
+            records=RecordQuery(store, None),
+            folded_ranges=scratch.folded_ranges(store),
             stream=str(manifest.get("replay") or ""),
         )
     is_path = "/" in name or folder.is_absolute()
     if folder.is_dir() and is_path and not name.endswith(".toml"):
         # Surely meant as a folder: reading its missing manifest raises the error that says so.
-        scratch.read_manifest(folder)
+        scratch.read_manifest(store)
     return _open_stream_output(name)
 
 
 def _open_stream_output(name: str) -> ComparedOutput:
     from seriatim import context, stream_files
     from seriatim.storage.record_query import RecordQuery
+    from seriatim.storage.store import open_store
 
     file = stream_files.load_stream(name, config.load_settings().streams)
     stream = file.stream
@@ -106,7 +109,8 @@ def _open_stream_output(name: str) -> ComparedOutput:
         life = (Partition.parse(partition_name), account.topic_id)
         start = min(account.initial_frontier, account.frontier)
         folded_ranges[life] = OffsetRange(start, account.frontier)
-    records = RecordQuery(Path(stream.output.path), stream.name, version=head.token.version())
+    store = open_store(stream.output.path)
+    records = RecordQuery(store, stream.name, version=head.token.version())
     return ComparedOutput(records, folded_ranges, name)
 
 

@@ -60,7 +60,7 @@ def check_retention(settings: Settings) -> Iterator[DoctorCheck]:
     from seriatim.clock import WallClock
     from seriatim.embedded.doctor import DoctorCheck
     from seriatim.ledger.model import Ledger
-    from seriatim.operations.plan import short_retention
+    from seriatim.operations.retention import short_retention
 
     has_warned = False
     checked_streams = 0

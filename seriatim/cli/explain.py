@@ -5,7 +5,6 @@ Next: operations/inspect/explain.py finds them.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,6 +20,7 @@ from seriatim.cli.lookback import (
     shorten_text,
 )
 from seriatim.cli.run import Json, StreamName
+from seriatim.engine.records import LAST_RECORD_COLUMNS
 from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from seriatim.operations.inspect.explain import RowExplanation, RowTouch
 
 SESSIONS_SHOWN_MAX = 20
-POSITION_COLUMNS = ("topic", "topic_id", "partition", "offset", "timestamp", "session", "sequence")
 
 
 @app.command()
@@ -64,11 +63,12 @@ def explain(
     """
     from seriatim.operations.inspect.explain import RowExplainer, parse_row_key, records_by_session
     from seriatim.storage.record_query import RecordQuery
+    from seriatim.storage.store import open_store
 
     with open_lookback(stream, json=json) as command:
         row_key = parse_row_key(command.runner, row)
-        root = Path(command.file.stream.output.path)
-        query = RecordQuery(root, command.name, version=command.head.token.version())
+        store = open_store(command.file.stream.output.path)
+        query = RecordQuery(store, command.name, version=command.head.token.version())
         sessions = records_by_session(query, row_key, session, topic)
         if not sessions:
             sessions = _session_without_records(command, session, topic)
@@ -76,7 +76,7 @@ def explain(
         if len(session_names) > 1:
             _print_sessions(command, sessions, json=json)
             return
-        explainer = RowExplainer(command.context, command.head, row_key)
+        explainer = RowExplainer(command.open_stream, command.head, row_key, command.progress)
         explanations = [explainer.run(location, records) for location, records in sessions.items()]
         command.stop_progress()
         for explanation in explanations:
@@ -129,10 +129,7 @@ def _print_sessions(
 def _is_deleted(command: LookbackCommand, record: dict[str, Any]) -> bool:
     """Whether a record deletes its row."""
     row_key_spec = command.runner.row_key_spec
-    if row_key_spec is None or not row_key_spec.deleted_when:
-        return False
-    deleted_when = row_key_spec.deleted_when
-    return all(record[column] == value for column, value in deleted_when.items())
+    return row_key_spec is not None and row_key_spec.deletes_row(record)
 
 
 def _result_values(stream: str, row: str, result: RowExplanation) -> dict[str, Any]:
@@ -163,7 +160,7 @@ def _touch_values(touch: RowTouch) -> dict[str, Any]:
 
 def _machine_values(record: dict[str, Any]) -> dict[str, Any]:
     """A record without the columns that its message shows already."""
-    hidden_columns = set(POSITION_COLUMNS)
+    hidden_columns = set(LAST_RECORD_COLUMNS)
     if record.get("source_offset") == record["offset"]:
         hidden_columns.add("source_offset")
     return {column: value for column, value in record.items() if column not in hidden_columns}

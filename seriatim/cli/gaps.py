@@ -3,7 +3,7 @@
 They list output that must not be trusted, make the derived tables again, and take a session out of
 quarantine by hand.
 
-Next: operations/derived_tables.py and operations/release.py do it.
+Next: operations/followers.py and operations/release.py do it.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from seriatim.cli.run import Json, StreamName, require_run_head
 
 if TYPE_CHECKING:
     from seriatim.operations.release import SessionRelease
-    from seriatim.ports import LedgerStore
-    from seriatim.stream_files import StreamFile
+    from seriatim.ports import OpenStream
 
 COLUMNS = [
     "topic",
@@ -66,7 +65,7 @@ def gaps(
     Example: seriatim gaps demo --open
     """
     from seriatim import context, stream_files
-    from seriatim.operations.derived_tables import read_gaps
+    from seriatim.operations.followers import read_gaps
 
     Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
@@ -97,7 +96,7 @@ def rebuild(stream: StreamName, json: Json = False) -> None:
     Example: seriatim rebuild demo
     """
     from seriatim import context, stream_files
-    from seriatim.operations.derived_tables import catch_up_derived
+    from seriatim.operations.followers import catch_up_derived
 
     Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
@@ -143,25 +142,24 @@ def release(
     require_reason(because, dry_run=dry_run)
     file = stream_files.load_stream(stream, settings.streams)
     name = file.stream.name
-    decision_context = context.decision_context(file, settings)
-    decision = release_session(decision_context, session, because, topic, dry_run=dry_run)
+    open_stream = context.ConnectedStream(file, settings, writes_records=True)
+    decision = release_session(open_stream, session, because, topic, dry_run=dry_run)
     if not dry_run:
-        _catch_up_derived(file, decision_context.ledger, json=json)
+        _catch_up_derived(open_stream, json=json)
     if json:
         _print_json(_released_values(name, decision, dry_run=dry_run))
     else:
         _print_released(name, session, decision, dry_run=dry_run)
 
 
-def _catch_up_derived(file: StreamFile, ledger_store: LedgerStore, *, json: bool) -> None:
+def _catch_up_derived(open_stream: OpenStream, *, json: bool) -> None:
     """Bring the derived tables up to the decision. Trouble with that is printed only."""
-    from seriatim import context
     from seriatim.cli import output
-    from seriatim.operations.derived_tables import catch_up_after_run
+    from seriatim.operations.followers import catch_up_after_run
 
-    name = file.stream.name
-    ledger = require_run_head(ledger_store, name).ledger
-    trouble = catch_up_after_run(ledger_store, context.derived_tables(file), ledger)
+    name = open_stream.stream.name
+    ledger = require_run_head(open_stream.ledger, name).ledger
+    trouble = catch_up_after_run(open_stream.ledger, open_stream.derived, ledger)
     if trouble:
         output.print_derived_error(name, trouble, json=json)
 

@@ -24,9 +24,10 @@ from seriatim.cli.run import require_run_head
 from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from seriatim.context import ConnectedStream
     from seriatim.engine.machine import Runner
     from seriatim.engine.offsets import Partition
-    from seriatim.operations.inspect.session_replay import ReplayContext, SessionReplay
+    from seriatim.operations.inspect.session_replay import SessionReplay
     from seriatim.operations.inspect.trace_step import TraceStep
     from seriatim.ports import LedgerHead
     from seriatim.stream_files import StreamFile
@@ -85,8 +86,9 @@ class LookbackCommand(Struct, frozen=True):
     """A stream that is opened to look back at its sessions."""
 
     file: StreamFile
-    context: ReplayContext
+    open_stream: ConnectedStream
     head: LedgerHead
+    progress: DelayedProgress | None = None
 
     @property
     def name(self) -> str:
@@ -96,13 +98,12 @@ class LookbackCommand(Struct, frozen=True):
     @property
     def runner(self) -> Runner:
         """The stream's machine, as the code is now."""
-        return self.context.runner
+        return self.open_stream.runner
 
     def stop_progress(self) -> None:
         """Show no more progress, because the result is printed from here on."""
-        if isinstance(self.context.on_progress, DelayedProgress):
-            self.context.on_progress.close()
-        self.context.on_progress = None
+        if self.progress is not None:
+            self.progress.close()
 
     def find_session(
         self, session: str, topic: str | None, partition: str | None
@@ -114,7 +115,7 @@ class LookbackCommand(Struct, frozen=True):
         chosen_partition = None
         if partition is not None:
             chosen_partition = Partition.parse(partition)
-        location = find_session(self.context, self.head, session, topic, chosen_partition)
+        location = find_session(self.open_stream, self.head, session, topic, chosen_partition)
         if location.other_partitions:
             other_partitions = ", ".join(map(str, location.other_partitions))
             print_notice(
@@ -127,7 +128,7 @@ class LookbackCommand(Struct, frozen=True):
         """A replay of one session; it has not begun yet."""
         from seriatim.operations.inspect.session_replay import SessionReplay
 
-        return SessionReplay(self.context, self.head, partition, session)
+        return SessionReplay(self.open_stream, self.head, partition, session, self.progress)
 
     def open_session(
         self,
@@ -197,7 +198,7 @@ class LookbackCommand(Struct, frozen=True):
         offset = parse_offset(text)
         if offset is not None:
             return offset
-        offsets = self.context.log.offsets_for_time([replay.partition], parse_time_ms(text))
+        offsets = self.open_stream.log.offsets_for_time([replay.partition], parse_time_ms(text))
         first_offset_at_time = offsets.get(replay.partition, -1)
         if first_offset_at_time < 0:
             return replay.bounds.log_end
@@ -212,13 +213,17 @@ class DelayedProgress:
 
         self.began_seconds = time.monotonic()
         self.progress = RunProgress(stream, "offsets")
+        self.is_closed = False
 
     def __call__(self, done: int, total: int) -> None:
+        if self.is_closed:
+            return
         if time.monotonic() - self.began_seconds > PROGRESS_DELAY_SECONDS:
             self.progress(done, total)
 
     def close(self) -> None:
-        """End the progress line."""
+        """End the progress line, and show nothing more."""
+        self.is_closed = True
         self.progress.close()
 
 
@@ -226,35 +231,23 @@ class DelayedProgress:
 def open_lookback(stream: str, *, json: bool) -> Iterator[LookbackCommand]:
     """Open a stream to look back at it. A stream that was never run is refused."""
     from seriatim import context, stream_files
-    from seriatim.kafka.consumer import KafkaPastMessageReader
-    from seriatim.operations.inspect.session_replay import ReplayContext
 
     Options.json = json
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
-    runner = stream_files.load_runner(file)
+    open_stream = context.ConnectedStream(file, settings)
+    open_stream.runner = stream_files.load_runner(file)
     # After the user's machine, so that one that needs pandas has imported it already.
     block_pandas_import()
     name = file.stream.name
-    ledger_store = context.ledger(file)
-    head = require_run_head(ledger_store, name)
+    head = require_run_head(open_stream.ledger, name)
     context.refuse_machine_for_ledger(file, head.ledger)
-    past_reader = KafkaPastMessageReader(context.kafka_client(settings), file.stream.isolation)
-    replay_context = ReplayContext(
-        stream=file.stream,
-        runner=runner,
-        ledger=ledger_store,
-        state=context.state(file),
-        log=context.log(file, settings),
-        past_reader=past_reader,
-        on_progress=DelayedProgress(name),
-    )
-    command = LookbackCommand(file, replay_context, head)
+    command = LookbackCommand(file, open_stream, head, DelayedProgress(name))
     try:
         yield command
     finally:
         command.stop_progress()
-        past_reader.close()
+        open_stream.past_reader.close()
 
 
 class _PandasBlocker:
@@ -365,10 +358,10 @@ def change_values(runner: Runner, before: Any, after: Any) -> list[dict[str, Any
 
 def message_values(runner: Runner, step: TraceStep) -> Any:
     """A message as plain values; one that cannot be decoded, also as raw text."""
-    from seriatim.engine.messages import Poison, plain_values
-    from seriatim.operations.inspect.views import view_of_message
+    from seriatim.engine.messages import Poison
+    from seriatim.operations.inspect.views import plain_view_of_message
 
-    values = plain_values(view_of_message(runner, step.message, step.raw))
+    values = plain_view_of_message(runner, step.message, step.raw)
     # A message of a user may have a field `poison`, so the type decides.
     if not isinstance(step.message, Poison):
         return values

@@ -20,9 +20,9 @@ from seriatim.cli import Options, print_notice
 from seriatim.engine.findings import Finding, new_findings_error
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Ledger
+from seriatim.operations.plan import SlicePlan
 from seriatim.operations.retention import ShortRetention
 from seriatim.operations.run import RunOutcome
-from seriatim.operations.slicing import SlicePlan
 from seriatim.stream import Stream
 
 LINE_EVERY_SECONDS = 10.0

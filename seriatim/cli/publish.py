@@ -156,7 +156,7 @@ def _catch_up_output_tables(file: StreamFile, store: LedgerStore) -> None:
     """Bring the tables `records-NAME` up to the ledger, in case a crash left them behind."""
     from seriatim import context
     from seriatim.ledger.commit import read_head
-    from seriatim.operations.further_tables import catch_up_outputs
+    from seriatim.operations.followers import catch_up_outputs
 
     output_store = context.derived_tables(file).output_store
     head = read_head(store, file.stream.name)

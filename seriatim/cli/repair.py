@@ -19,11 +19,8 @@ from seriatim.engine.findings import shell_quote
 from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from seriatim.airflow.run_request import RunRequest
-    from seriatim.config import Settings
-    from seriatim.context import LazySpark
-    from seriatim.operations.repair.repair import RepairContext
-    from seriatim.stream_files import StreamFile
+    from seriatim.context import ConnectedStream
+    from seriatim.operations.run_request import RunRequest
 
 MACHINE_CHOICES = ("deployed", "unchanged")
 MessagesMax = Annotated[
@@ -93,10 +90,10 @@ def repair(
     from seriatim.operations.repair.plan import RepairRequest
     from seriatim.operations.repair.repair import abandon_repair, request_of_hold
 
-    file, context, spark = _open_repair(stream, json=json)
+    open_stream = _open_stream(stream, json=json)
     if abandon:
-        partitions = abandon_repair(context, abandon)
-        _print_abandoned(file.stream.name, abandon, list(map(str, partitions)), json=json)
+        partitions = abandon_repair(open_stream, abandon)
+        _print_abandoned(open_stream.stream.name, abandon, list(map(str, partitions)), json=json)
         return
     request = RepairRequest(partition=partition, session=session, start=start, forward=forward)
     # Lost messages concern all sessions of a partition, so going on without them does as well.
@@ -112,12 +109,10 @@ def repair(
             raise ConfigError(
                 "--resume knows what was asked", next="give --resume ID and nothing else"
             )
-        request = request_of_hold(context, resume)
+        request = request_of_hold(open_stream, resume)
     stage_option = "" if messages_max is None else f" --messages-max {messages_max}"
     run_repair(
-        file,
-        context,
-        spark,
+        open_stream,
         request,
         apply=apply or bool(resume),
         apply_command=f"{request.to_command(shell_quote(stream))} --apply{stage_option}",
@@ -191,16 +186,14 @@ def backfill(
             allowed=" | ".join(MACHINE_CHOICES),
             next="give one of these",
         )
-    file, context, spark = _open_repair(stream, json=json)
-    ledger = require_head(context.fold_context.ledger, file.stream.name).ledger
+    open_stream = _open_stream(stream, json=json)
+    ledger = require_head(open_stream.ledger, open_stream.stream.name).ledger
     request = RepairRequest(
-        ranges=backfill_ranges(run_request, ledger, context.fold_context.log),
+        ranges=backfill_ranges(run_request, ledger, open_stream.log),
         unchanged=machine == "unchanged",
     )
     run_repair(
-        file,
-        context,
-        spark,
+        open_stream,
         request,
         apply=not dry_run,
         apply_command=_backfill_command(stream, run_request, machine),
@@ -241,7 +234,7 @@ def _parse_backfill_request(
 
     A refused value becomes an error that names the option.
     """
-    from seriatim.airflow.run_request import RefusedValueError, parse_run_request
+    from seriatim.operations.run_request import RefusedValueError, parse_run_request
 
     values = {
         "action": "backfill",
@@ -270,29 +263,14 @@ def _split_values(texts: list[str] | None) -> list[str]:
     return values
 
 
-def _open_repair(stream: str, *, json: bool) -> tuple[StreamFile, RepairContext, LazySpark]:
+def _open_stream(stream: str, *, json: bool) -> ConnectedStream:
     from seriatim import context, stream_files
 
     Options.json = json
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
     config.arm_crash_point(settings.crash_point)
-    spark = context.LazySpark(file, settings, print_notice)
-    return file, repair_context(file, settings, spark), spark
-
-
-def repair_context(file: StreamFile, settings: Settings, spark: LazySpark) -> RepairContext:
-    """Everything that a repair of this stream needs, with the real adapters."""
-    from seriatim import context, stream_files
-    from seriatim.kafka.consumer import KafkaPastMessageReader
-    from seriatim.operations.repair.repair import RepairContext
-
-    return RepairContext(
-        stream=file.stream,
-        runner=stream_files.load_runner(file),
-        fold_context=context.fold_context(file, settings, spark),
-        past_reader=KafkaPastMessageReader(context.kafka_client(settings), file.stream.isolation),
-    )
+    return context.open_for_fold(file, settings, print_notice)
 
 
 def _print_abandoned(name: str, hold: str, partitions: list[str], *, json: bool) -> None:

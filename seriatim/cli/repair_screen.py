@@ -12,7 +12,7 @@ import typer
 
 from seriatim.cli import Options, output, print_notice
 from seriatim.cli.stop import exit_on_signal
-from seriatim.context import LazySpark
+from seriatim.context import ConnectedStream
 from seriatim.engine.findings import Finding, new_findings_error, shorten
 from seriatim.errors import IntegrityError
 from seriatim.operations.accept import require_head
@@ -28,15 +28,14 @@ from seriatim.operations.repair.plan import (
     RepairRequest,
 )
 from seriatim.operations.repair.refold import RefoldResult
-from seriatim.operations.repair.repair import RepairContext, RepairRun, plan_repair
+from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.operations.report_findings import mark_reported, unreported_findings
-from seriatim.stream_files import StreamFile, refuse_unwritable_output
+from seriatim.ports import OpenStream
+from seriatim.stream_files import refuse_unwritable_output
 
 
 def run_repair(
-    file: StreamFile,
-    context: RepairContext,
-    spark: LazySpark,
+    open_stream: ConnectedStream,
     request: RepairRequest,
     *,
     apply: bool,
@@ -53,26 +52,25 @@ def run_repair(
     """
     if request.is_unrestricted and request.partition:
         # A name that is refused must not be announced first.
-        ledger = require_head(context.fold_context.ledger, file.stream.name).ledger
+        name = open_stream.stream.name
+        ledger = require_head(open_stream.ledger, name).ledger
         require_known_partition(ledger, request.partition)
         print_notice(
-            f"{file.stream.name} {request.partition}: its record files are checked by their digests",
+            f"{name} {request.partition}: its record files are checked by their digests",
             proves=request.partition,
         )
     try:
         has_resumed = False
         while True:
             # Each round plans again, since a resumed repair has changed the ledger.
-            plan = plan_repair(context, request)
+            plan = plan_repair(open_stream, request)
             has_work = bool(plan.actions or plan.deleted_files or plan.resumed_hold)
             if not apply or not has_work:
                 if plan.notes or not has_resumed:
                     _print_plan(plan, apply_command, json=json)
                 _raise_for_notes(plan)
                 return
-            _apply_plan(
-                file, context, spark, plan, approval=approval, messages_max=messages_max, json=json
-            )
+            _apply_plan(open_stream, plan, approval=approval, messages_max=messages_max, json=json)
             if plan.request == request:
                 return
             has_resumed = True
@@ -84,13 +82,11 @@ def run_repair(
                 )
                 return
     finally:
-        spark.stop()
+        open_stream.spark.stop()
 
 
 def _apply_plan(
-    file: StreamFile,
-    context: RepairContext,
-    spark: LazySpark,
+    open_stream: ConnectedStream,
     repair_plan: RepairPlan,
     *,
     approval: str,
@@ -98,11 +94,11 @@ def _apply_plan(
     json: bool,
 ) -> None:
     """Apply one plan and print the result. Ctrl-C stops it under its hold, and says how to go on."""
-    name = file.stream.name
-    refuse_unwritable_output(file)
+    name = open_stream.stream.name
+    refuse_unwritable_output(open_stream.file)
     _print_plan_notices(repair_plan)
     progress = output.RunProgress(name)
-    repair_run = RepairRun(context, progress=progress)
+    repair_run = RepairRun(open_stream, progress=progress)
 
     def print_hold_and_kill_spark() -> None:
         progress.close()
@@ -111,16 +107,16 @@ def _apply_plan(
             f"{name}: stopped under hold {hold}; the same command goes on,"
             f" or: seriatim repair {name} --abandon {hold}"
         )
-        spark.kill()
+        open_stream.spark.kill()
 
     with exit_on_signal(name, print_hold_and_kill_spark):
         try:
             result = repair_run.apply(
-                repair_plan, messages_max or file.stream.slice.messages_max, approval
+                repair_plan, messages_max or open_stream.stream.slice.messages_max, approval
             )
         finally:
             progress.close()
-    _print_result(context, repair_plan, result, json=json)
+    _print_result(open_stream, repair_plan, result, json=json)
     _raise_for_notes(repair_plan)
 
 
@@ -306,11 +302,11 @@ def _action_values(action: RepairAction) -> dict[str, Any]:
 
 
 def _print_result(
-    context: RepairContext, repair_plan: RepairPlan, result: RefoldResult, *, json: bool
+    open_stream: OpenStream, repair_plan: RepairPlan, result: RefoldResult, *, json: bool
 ) -> None:
     """Print what was done. Findings that are new, or still there, are printed and raised."""
     name = repair_plan.stream
-    ledger_store = context.fold_context.ledger
+    ledger_store = open_stream.ledger
     findings = unreported_findings(ledger_store, name)
     output.print_findings(name, findings, json=json)
     # After they were printed: a process killed in between prints them again next time.

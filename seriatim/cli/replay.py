@@ -148,17 +148,17 @@ def _stop_at_break_points(
         read_line,
         warn_unseen_fields,
     )
-    from seriatim.operations.inspect.expression import parse_expression
+    from seriatim.operations.inspect.condition import parse_condition
     from seriatim.operations.inspect.trace_step import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
 
-    expression = None
+    parsed_condition = None
     if condition is not None:
-        expression = parse_expression(condition, (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD))
+        parsed_condition = parse_condition(condition, (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD))
     with open_lookback(stream, json=json) as command:
         session_replay, begin, end = command.open_session(session, topic, partition, start, until)
         session_replay.fold_to(begin)
         break_point = BreakPoint(
-            expression=expression,
+            condition=parsed_condition,
             on_finding=on_finding,
             at_every_message=step and condition is None and not on_finding,
         )

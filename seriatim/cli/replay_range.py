@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from seriatim.cli.lookback import LookbackCommand
+    from seriatim.engine.files import File
     from seriatim.engine.machine import Runner
     from seriatim.engine.task import TaskContext
-    from seriatim.ledger.model import File
     from seriatim.operations.inspect.replay import ReplayOutput, ReplayRun
     from seriatim.stream_files import StreamFile
 
@@ -57,11 +58,10 @@ def replay_into_folder(
     """
     from seriatim.cli.output import RunProgress
     from seriatim.operations.inspect.replay import ReplayRun
-    from seriatim.storage import scratch
 
     # 1. Refuse.
-    folder = scratch.resolve_path(target)
-    scratch.refuse_unusable_folder(folder)
+    folder = resolve_folder(target)
+    refuse_unusable_folder(folder)
     _refuse_stream_outputs(folder)
     with open_lookback(stream, json=json) as command:
         # 2. Open.
@@ -71,7 +71,7 @@ def replay_into_folder(
         without_state = fresh or not is_same_machine
         progress = RunProgress(command.name)
         replay_run = ReplayRun(
-            replace(command.context, stream=file.stream, runner=runner, on_progress=None),
+            command.open_stream.with_machine(file, runner),
             command.head,
             _task_context_factory(command, file, runner, folder),
             without_state=without_state,
@@ -79,12 +79,12 @@ def replay_into_folder(
         )
         ranges = _ranges_to_replay(command, replay_run, partition, topic, start, until)
         # 3. Fold.
-        scratch.create_folder(folder)
+        create_folder(folder)
         try:
             outputs = list(replay_run.run(ranges))
         except ConfigError:
             # Refused before anything was written: the same command must find no folder in its way.
-            scratch.remove_if_empty(folder)
+            _remove_if_empty(folder)
             raise
         finally:
             progress.close()
@@ -102,9 +102,83 @@ def _read_headers(command: LookbackCommand) -> None:
     """Read the headers of messages as well: another machine may use them."""
     from seriatim.kafka.consumer import KafkaPastMessageReader
 
-    past_reader: Any = command.context.past_reader
+    past_reader: Any = command.open_stream.past_reader
     if isinstance(past_reader, KafkaPastMessageReader):
         past_reader.with_headers = True
+
+
+def resolve_folder(target: Path) -> Path:
+    """The path with all links resolved. A link that leads nowhere is refused."""
+    absolute = config.expand_user(target, f"--to {target}", "give a folder").absolute()
+    try:
+        broken_link = _find_broken_link(absolute)
+        folder = absolute.resolve()
+    except (OSError, RuntimeError):
+        # Links that lead to each other in a circle.
+        broken_link = absolute
+    if broken_link is not None:
+        raise ConfigError(
+            f"--to {target}: {broken_link} is a link that leads nowhere",
+            next="give a folder, without this link",
+        )
+    return folder
+
+
+def _find_broken_link(path: Path) -> Path | None:
+    for candidate in (path, *path.parents):
+        if candidate.is_symlink() and not candidate.exists():
+            return candidate
+    return None
+
+
+def create_folder(folder: Path) -> None:
+    """Create the folder, or refuse it if that cannot be done."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"--to {folder}: it cannot be made: {error.strerror or error}",
+            next="give a folder where you may write",
+        ) from None
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Delete the folder if nothing is in it."""
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def refuse_unusable_folder(folder: Path) -> None:
+    """Refuse a folder that is not empty, is inside an output or a file, or cannot hold a Delta
+    table.
+    """
+    from seriatim.storage.scratch import MANIFEST_FILE
+    from seriatim.stream_files import describe_url_problem
+
+    problem = describe_url_problem(folder)
+    if problem:
+        raise ConfigError(f"--to {folder}: {problem}", next="give a folder with a plainer name")
+    for parent in (folder, *folder.parents):
+        has_ledger = (parent / "head.json").exists()
+        if not has_ledger and not (parent / "records" / "_delta_log").is_dir():
+            continue
+        problem = f"{parent} is an output"
+        if (parent / MANIFEST_FILE).exists():
+            problem = "a replay is in it already"
+        raise ConfigError(
+            f"--to {folder}: {problem}",
+            next="give a folder of its own, that does not exist yet",
+        )
+    for parent in folder.parents:
+        if parent.exists() and not parent.is_dir():
+            raise ConfigError(
+                f"--to {folder}: {parent} is a file", next="give a folder, below folders"
+            )
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        problem = "it is not empty" if folder.is_dir() else "it is a file"
+        raise ConfigError(
+            f"--to {folder}: {problem}", next="give a folder that does not exist yet, or is empty"
+        )
 
 
 def _refuse_stream_outputs(folder: Path) -> None:
@@ -176,7 +250,7 @@ def _import_file(path: Path, module_name: str) -> None:
 
 def _load_runner(command: LookbackCommand, file: StreamFile, *, is_same_machine: bool) -> Runner:
     from seriatim import stream_files
-    from seriatim.ledger.machine_version import refuse_incompatible_machine
+    from seriatim.ledger.model import refuse_incompatible_machine
 
     runner = stream_files.load_runner(file)
     if is_same_machine:
@@ -197,16 +271,18 @@ def _task_context_factory(
     from seriatim.storage.record_files import ParquetRecords
     from seriatim.storage.scratch import LayeredState
     from seriatim.storage.state_files import ParquetState
+    from seriatim.storage.store import LocalStore
 
     stream = file.stream
     compression = stream.output.compression
     explain = context.hole_explainer(file, context.kafka_client(config.load_settings()))
 
     def new_task_context(base: tuple[File, ...]) -> TaskContext:
+        store = LocalStore(folder)
         records = ParquetRecords(
-            folder, runner.columns, compression, (), other_tables=runner.other_columns
+            store, runner.columns, compression, (), other_tables=runner.other_columns
         )
-        new_state = ParquetState(folder, stream.name, compression)
+        new_state = ParquetState(store, stream.name, compression)
         return TaskContext(
             runner=runner,
             tier=stream.tier,
@@ -214,7 +290,7 @@ def _task_context_factory(
             limits=stream.limits,
             has_session_field=stream.session_field is not None,
             records=records,
-            state=LayeredState(new_state, command.context.state, base),
+            state=LayeredState(new_state, command.open_stream.state, base),
             explain=explain,
             digests=MemoryDigests,
             peak_memory_bytes=lambda: 0,
@@ -294,7 +370,7 @@ def _resolve_edge(command: LookbackCommand, partition: Partition, text: str | No
     offset = parse_offset(text)
     if offset is not None:
         return offset
-    offsets = command.context.log.offsets_for_time([partition], parse_time_ms(text))
+    offsets = command.open_stream.log.offsets_for_time([partition], parse_time_ms(text))
     first_offset_at_time = offsets.get(partition, -1)
     return frontier if first_offset_at_time < 0 else first_offset_at_time
 
@@ -313,16 +389,18 @@ def _write_tables(
     from seriatim.clock import WallClock
     from seriatim.storage import scratch
     from seriatim.storage.record_files import record_schema
+    from seriatim.storage.store import open_store
 
     record_files = []
     for output in outputs:
         record_files += output.records
-    scratch.create_table(folder, "", record_schema(runner.columns), record_files)
+    store = open_store(str(folder))
+    scratch.create_table(store, "", record_schema(runner.columns), record_files)
     for table, columns in runner.other_columns.items():
         table_files = []
         for output in outputs:
             table_files += output.other_record_files.get(table, [])
-        scratch.create_table(folder, table, record_schema(columns), table_files)
+        scratch.create_table(store, table, record_schema(columns), table_files)
     manifest = {
         "replay": command.name,
         "machine": machine or file.stream.machine,
@@ -333,7 +411,7 @@ def _write_tables(
         "fresh": fresh,
         "partitions": [_output_values(output) for output in outputs],
     }
-    scratch.write_manifest(folder, manifest)
+    scratch.write_manifest(store, manifest)
     return manifest
 
 

@@ -1,11 +1,10 @@
 """`seriatim report`: write what a run did as one HTML file under `reports/` of the output.
 
-Next: operations/report.py gathers the facts; operations/report_page.py renders the page.
+Next: operations/report.py gathers the facts; web/views.py renders the page.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -16,6 +15,7 @@ from seriatim.cli import Options, app, print_notice
 from seriatim.cli.run import Json, StreamName
 
 if TYPE_CHECKING:
+    from seriatim.storage.store import Store
     from seriatim.stream_files import StreamFile
 
 REPORTS_KEPT_MAX = 500
@@ -39,36 +39,38 @@ def report(
     Example: seriatim report demo --open
     """
     from seriatim import stream_files
+    from seriatim.storage.store import open_store
 
     Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
-    path, last_entry = write_report(file, sequence)
+    store = open_store(file.stream.output.path)
+    key, last_entry = write_report(file, store, sequence)
+    path = f"{store.url}/{key}"
     if json:
-        values = {"stream": file.stream.name, "sequence": last_entry, "path": str(path)}
+        values = {"stream": file.stream.name, "sequence": last_entry, "path": path}
         typer.echo(msgspec.json.encode(values).decode())
     else:
         typer.echo(path)
     if open_it:
-        typer.launch(path.as_uri())
+        typer.launch(store.uri(key))
 
 
 def write_report(
-    file: StreamFile, sequence: int | None = None, since: int | None = None
-) -> tuple[Path, int]:
+    file: StreamFile, store: Store, sequence: int | None = None, since: int | None = None
+) -> tuple[str, int]:
     """Write a report of the entries after `since` up to `sequence`.
 
-    Returns the path of the report, and its last entry.
+    Returns the key of the report in the store, and its last entry.
     """
     from seriatim import context
-    from seriatim.operations.report import build_report
-    from seriatim.operations.report_page import render_page
-    from seriatim.storage.files import write_file
+    from seriatim.operations.report import build_report, report_key
+    from seriatim.web.views import render_report
 
     last_entry, page = build_report(context.ledger(file), file.stream.name, sequence, since)
-    path = Path(file.stream.output.path) / "reports" / f"{last_entry:010d}.html"
+    key = report_key(last_entry)
     # Session names may have parts of characters, which UTF-8 cannot encode.
-    write_file(path, render_page(page).encode("utf-8", "backslashreplace"))
-    return path, last_entry
+    store.replace(key, render_report(page).encode("utf-8", "backslashreplace"))
+    return key, last_entry
 
 
 def write_run_report(file: StreamFile, since: int, sequence: int) -> None:
@@ -76,15 +78,19 @@ def write_run_report(file: StreamFile, since: int, sequence: int) -> None:
 
     A report that cannot be written is a notice only: the run is committed already.
     """
+    from seriatim.operations.report import REPORTS
+    from seriatim.storage.store import open_store
+
     if sequence <= since:
         return
+    store = open_store(file.stream.output.path)
     try:
-        path, last_entry = write_report(file, sequence, since)
+        key, last_entry = write_report(file, store, sequence, since)
         # Names have the entry with leading zeros, so they sort by age.
-        oldest_first = sorted(path.parent.glob("*.html"))
-        for old_report in oldest_first[:-REPORTS_KEPT_MAX]:
-            old_report.unlink(missing_ok=True)
+        oldest_first = [name for name, _ in store.keys(REPORTS) if name.endswith(".html")]
+        store.delete(oldest_first[:-REPORTS_KEPT_MAX])
     except OSError as error:
         print_notice(f"{file.stream.name}: the report could not be written: {error}", report=None)
     else:
-        print_notice(f"{file.stream.name}: report {path}", report=str(path), sequence=last_entry)
+        path = f"{store.url}/{key}"
+        print_notice(f"{file.stream.name}: report {path}", report=path, sequence=last_entry)

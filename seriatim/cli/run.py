@@ -19,9 +19,9 @@ from seriatim.errors import ConfigError, IntegrityError, PlatformError
 if TYPE_CHECKING:
     from seriatim.cli.output import RunProgress
     from seriatim.config import Settings
-    from seriatim.context import LazySpark
+    from seriatim.context import ConnectedStream
     from seriatim.engine.findings import Finding
-    from seriatim.operations.run import FoldContext, FoldRun, RunOutcome
+    from seriatim.operations.run import FoldRun, RunOutcome
     from seriatim.ports import LedgerHead, LedgerStore
     from seriatim.stream_files import StreamFile
 
@@ -153,35 +153,34 @@ def _fold_stream(
 
     # 1. Prepare.
     name = file.stream.name
-    runner = stream_files.load_runner(file)
+    # A machine that cannot be loaded is refused before the output folder is created.
+    stream_files.load_runner(file)
     stream_files.refuse_unwritable_output(file, create=True)
-    spark = context.LazySpark(file, settings, print_notice)
-    spark.traced_sessions = trace
+    open_stream = context.open_for_fold(file, settings, print_notice)
+    open_stream.spark.traced_sessions = trace
     progress = output.RunProgress(name)
-    fold_context = context.fold_context(file, settings, spark)
-    fold_run = FoldRun(file.stream, runner, fold_context, progress=progress)
-    fold_run.outcome.findings += unreported_findings(fold_context.ledger, name)
-    sequence_before = last_sequence(fold_context.ledger, name)
+    fold_run = FoldRun(open_stream, progress=progress)
+    fold_run.outcome.findings += unreported_findings(open_stream.ledger, name)
+    sequence_before = last_sequence(open_stream.ledger, name)
     # 2. Fold. This commits slice by slice; nothing after it can undo a commit.
     outcome = _run_until_stopped(
-        file, fold_run, spark, progress, messages_max or file.stream.slice.messages_max, until
+        open_stream, fold_run, progress, messages_max or file.stream.slice.messages_max, until
     )
     outcome.findings = findings_with_time_left(fold_run)
     # 3. Write the report and the status file.
     report.write_run_report(file, sequence_before, outcome.sequence)
-    _write_status(file, fold_context)
+    _write_status(open_stream)
     # 4. Print.
     try:
         output.print_outcome(name, outcome, json=json)
     finally:
         # Findings raise after they were printed. They count as reported nevertheless.
-        mark_reported(fold_context.ledger, outcome.sequence)
+        mark_reported(open_stream.ledger, outcome.sequence)
 
 
 def _run_until_stopped(
-    file: StreamFile,
+    open_stream: ConnectedStream,
     fold_run: FoldRun,
-    spark: LazySpark,
     progress: RunProgress,
     messages_max: int,
     until: Mapping[Partition, int] | None,
@@ -189,14 +188,16 @@ def _run_until_stopped(
     """Run a fold. If an error or a signal ends it, findings of committed slices are printed."""
     from seriatim.cli.stop import exit_on_signal
 
+    spark = open_stream.spark
+
     def print_findings_and_kill_spark() -> None:
         progress.close()
         print_findings_of_run(fold_run)
         spark.kill()
 
     with (
-        exit_on_signal(file.stream.name, print_findings_and_kill_spark),
-        _prune_traces_afterwards(file, spark.traced_sessions),
+        exit_on_signal(open_stream.stream.name, print_findings_and_kill_spark),
+        _prune_traces_afterwards(open_stream.file, spark.traced_sessions),
     ):
         try:
             return fold_run.run(messages_max, until)
@@ -211,26 +212,27 @@ def _run_until_stopped(
             spark.stop()
 
 
-def _write_status(file: StreamFile, fold_context: FoldContext) -> None:
+def _write_status(open_stream: ConnectedStream) -> None:
     from seriatim.web.write_status import write_status_after_run
 
     trouble = write_status_after_run(
-        file,
-        fold_context.log,
-        fold_context.ledger,
-        fold_context.open_state(),
-        fold_context.clock,
+        open_stream.file,
+        open_stream.log,
+        open_stream.ledger,
+        open_stream.open_state(),
+        open_stream.clock,
     )
     if trouble:
         print_notice(
-            f"{file.stream.name}: the status file could not be written: {trouble}", status=None
+            f"{open_stream.stream.name}: the status file could not be written: {trouble}",
+            status=None,
         )
 
 
 def _parse_traced_sessions(session_names: list[str] | None) -> tuple[str, ...]:
     """The sessions to trace beside the fold, each once. Too many are refused."""
-    from seriatim.airflow.run_request import TRACED_SESSIONS_MAX
     from seriatim.cli.lookback import check_session_name
+    from seriatim.operations.run_request import TRACED_SESSIONS_MAX
 
     for name in session_names or ():
         check_session_name(name)
@@ -254,19 +256,18 @@ def _prune_traces_afterwards(file: StreamFile, trace: tuple[str, ...]) -> Iterat
 
 def _prune_traces(file: StreamFile) -> None:
     """Delete the oldest traces, and print where the traces are."""
-    from pathlib import Path
-
     from seriatim.storage import traces
+    from seriatim.storage.store import open_store
 
-    root = Path(file.stream.output.path)
+    store = open_store(file.stream.output.path)
+    folder = f"{store.url}/traces"
     try:
-        traces.prune(root)
+        traces.prune(store)
     except OSError as error:  # that undoes no commit, so it is a notice only
         print_notice(
-            f"{file.stream.name}: old traces could not be deleted: {error};"
-            f" look at {root / 'traces'}"
+            f"{file.stream.name}: old traces could not be deleted: {error}; look at {folder}"
         )
-    print_notice(f"{file.stream.name}: traces are in {root / 'traces'}")
+    print_notice(f"{file.stream.name}: traces are in {folder}")
 
 
 def findings_with_time_left(fold_run: FoldRun) -> list[Finding]:
@@ -275,10 +276,10 @@ def findings_with_time_left(fold_run: FoldRun) -> list[Finding]:
 
     stream = fold_run.stream
     ledger = fold_run.head.ledger
-    log = fold_run.context.log
+    log = fold_run.open_stream.log
     try:
         bounds = log.bounds(stream.topics)
-        clocks = partition_clocks(ledger, log, bounds, fold_run.context.clock.now_seconds())
+        clocks = partition_clocks(ledger, log, bounds, fold_run.open_stream.clock.now_seconds())
     except PlatformError as trouble:
         # The run is committed. A broker that does not answer now does not undo it.
         print_notice(f"{stream.name}: time left is not known: {trouble.message}")
@@ -295,7 +296,7 @@ def print_findings_of_run(fold_run: FoldRun) -> None:
     from seriatim.operations.report_findings import mark_reported
 
     output.print_findings(fold_run.stream.name, fold_run.outcome.findings, json=Options.json)
-    mark_reported(fold_run.context.ledger, fold_run.head.ledger.sequence)
+    mark_reported(fold_run.open_stream.ledger, fold_run.head.ledger.sequence)
 
 
 @app.command()
@@ -325,9 +326,9 @@ def plan(
     from seriatim import context, stream_files
     from seriatim.cli import output
     from seriatim.clock import WallClock
-    from seriatim.ledger.verdicts import refuse_open_circuit
-    from seriatim.operations.plan import plan_run, short_retention
-    from seriatim.operations.slicing import ranges_to_read, select_ranges
+    from seriatim.ledger.model import refuse_open_circuit
+    from seriatim.operations.plan import plan_run, ranges_to_read, select_ranges
+    from seriatim.operations.retention import short_retention
 
     Options.json = json
     settings = config.load_settings()

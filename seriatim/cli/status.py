@@ -77,7 +77,7 @@ def status(
 
 def _read_status(name: str, settings: Settings) -> dict[str, Any]:
     """The status of one stream, with the entries that its other tables are as of."""
-    from seriatim import context, follower_tables, stream_files
+    from seriatim import context, stream_files
     from seriatim.clock import WallClock
     from seriatim.operations.status import read_status
 
@@ -89,7 +89,7 @@ def _read_status(name: str, settings: Settings) -> dict[str, Any]:
         context.state(file),
         WallClock().now_seconds(),
     )
-    return values | follower_tables.table_sequences(file)
+    return values | context.table_sequences(file)
 
 
 @app.command()

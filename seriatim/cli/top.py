@@ -1,6 +1,6 @@
 """`seriatim top`: all streams at a glance in a terminal, live. Airflow's page shows the same.
 
-Next: operations/stream_status.py has the values; web/read.py gathers them; web/streams.py renders
+Next: operations/stream_status.py has the values; web/read.py gathers them; web/views.py renders
 them as HTML.
 """
 
@@ -331,7 +331,7 @@ def _render_row(stream_status: StreamStatus, now_seconds: float) -> list[Text]:
     """The cells of a stream, in the order of COLUMNS."""
     from rich.text import Text
 
-    from seriatim.web.draw import render_age
+    from seriatim.web.render import render_age
 
     lag = "–" if stream_status.lag is None else f"{stream_status.lag:,}"
     rate = "–" if stream_status.rate is None else f"{stream_status.rate:,.0f}"
@@ -357,7 +357,7 @@ def _render_time_left(stream_status: StreamStatus) -> Text:
     from rich.text import Text
 
     from seriatim.operations.stream_status import time_tone
-    from seriatim.web.draw import render_time_left
+    from seriatim.web.render import render_time_left
 
     nearest = stream_status.nearest
     if not nearest:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from seriatim.config import Settings
     from seriatim.engine.machine import Runner
     from seriatim.kafka.consumer import KafkaPastMessageReader
+    from seriatim.operations.prove.folded_rows import StateRowReader
     from seriatim.operations.prove.message_validator import FirstDifference, ValidationFault
-    from seriatim.operations.prove.verify import VerifyResult, VerifyTableSpec
+    from seriatim.operations.prove.verify import VerifyResult
     from seriatim.operations.prove.verify_at import ValidationResult
     from seriatim.stream import Stream
     from seriatim.stream_files import StreamFile
@@ -104,6 +105,7 @@ def _verify_output(
     from seriatim.operations.prove.compare_kafka import KafkaComparison
     from seriatim.operations.prove.verify import Verification
     from seriatim.storage.audit import FileAudit
+    from seriatim.storage.store import open_store
 
     name = file.stream.name
     bytes_progress = RunProgress(name, "bytes")
@@ -116,8 +118,8 @@ def _verify_output(
         comparison = KafkaComparison(past_reader, bounds, MemoryDigests, messages_progress)
     verification = Verification(
         name,
-        FileAudit(Path(file.stream.output.path)),
-        table_spec=verify_table_spec(file),
+        FileAudit(open_store(file.stream.output.path)),
+        row_reader=row_reader_or_none(file),
         from_first_entry=everything,
         progress=bytes_progress,
     )
@@ -131,16 +133,16 @@ def _verify_output(
     _print_result(name, result, json=json)
 
 
-def verify_table_spec(file: StreamFile) -> VerifyTableSpec | None:
-    """How the stream's records fold to state.
+def row_reader_or_none(file: StreamFile) -> StateRowReader | None:
+    """Reads the rows in the saved state of the stream.
 
     None if the machine does not say it, or if the machine cannot be loaded here.
     """
     from seriatim import stream_files
-    from seriatim.operations.prove.verify import foldable
+    from seriatim.operations.prove.folded_rows import state_row_reader
 
     try:
-        return foldable(stream_files.load_runner(file))
+        return state_row_reader(stream_files.load_runner(file))
     except ConfigError as error:
         # Files can be checked without the machine, which may be on another computer.
         print_notice(f"{file.stream.name}: {error.message}")
@@ -286,8 +288,9 @@ def _open_output_view(stream: Stream) -> tuple[Any, list[Any]]:
     from seriatim.operations.prove import verify_at
     from seriatim.operations.prove.verify import Verification
     from seriatim.storage.audit import FileAudit
+    from seriatim.storage.store import open_store
 
-    audit = FileAudit(Path(stream.output.path))
+    audit = FileAudit(open_store(stream.output.path))
     return verify_at.output_sources(Verification(stream.name, audit), audit)
 
 

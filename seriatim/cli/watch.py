@@ -24,13 +24,15 @@ from seriatim.errors import ConfigError, IntegrityError, PlatformError, Seriatim
 
 if TYPE_CHECKING:
     from seriatim.alerts.alert import Notifier, Outbox, SendResult
-    from seriatim.alerts.incidents import Observation
+    from seriatim.alerts.incidents import Observation, StoredState
     from seriatim.config import Settings
     from seriatim.kafka.log import KafkaLog
     from seriatim.operations.watch import WatchResult
     from seriatim.stream_files import StreamFile
 
 INTERRUPTED = 130
+LOOKS_MAX = 5
+"""A stream is looked at so often in a round at most: again whenever another watch was faster."""
 LONG_SECONDS = 10.0
 HURRIED_SECONDS = 3.0
 """If a broker kept one look waiting for LONG_SECONDS in vain, the other looks of the round wait only
@@ -137,6 +139,8 @@ class WatchRound:
         self.json = json
         self.is_hurried = False
         """Whether the broker kept an earlier look of this round waiting in vain."""
+        self.printed_names: set[str] = set()
+        """Streams whose result was printed. A second look at one is not printed."""
 
     @cached_property
     def notifier(self) -> Notifier | None:
@@ -159,14 +163,34 @@ class WatchRound:
         with suppress(SeriatimError):
             file = stream_files.load_stream(name, self.settings.streams)
             recipients = file.stream.alerts.to
-        with outbox.lock():
-            now_seconds = WallClock().now_seconds()
-            send_result = send_waiting_mails(recipients, now_seconds, outbox, self.notifier)
+        now_seconds = WallClock().now_seconds()
+        send_result = send_waiting_mails(recipients, now_seconds, outbox, self.notifier)
         _print_sent(name, send_result, is_last_try=False)
         return PlatformError.exit_code if send_result.refused_mail_paths else 0
 
     def watch_stream(self, name: str, *, mail: bool) -> int:
         """Look at one stream, print the result, and mail it; return the exit code.
+
+        If another watch stored what it decided in the meantime, the stream is looked at again: so no
+        two watches mail the same incident, and none mails what was over before.
+        """
+        from seriatim import context, stream_files
+        from seriatim.alerts.incidents import OutboxChangedError
+
+        if not mail:
+            watch_result = self._watch(stream_files.load_stream(name, self.settings.streams))
+            _print_watch_result(watch_result, json=self.json)
+            return _exit_code_of(watch_result)
+        outbox = context.outbox(name, self.settings)
+        for _ in range(LOOKS_MAX - 1):
+            try:
+                return self._watch_and_mail(name, outbox)
+            except OutboxChangedError:
+                continue
+        return self._watch_and_mail(name, outbox)
+
+    def _watch_and_mail(self, name: str, outbox: Outbox) -> int:
+        """Look at one stream, print the result, and mail what is new; return the exit code.
 
         A failed look is mailed as well, and then raised.
         """
@@ -174,30 +198,25 @@ class WatchRound:
         from seriatim.alerts.alert import observe_failure, observe_stream
         from seriatim.clock import WallClock
 
-        settings = self.settings
-        if not mail:
-            watch_result = self._watch(stream_files.load_stream(name, settings.streams))
-            _print_watch_result(watch_result, json=self.json)
-            return _exit_code_of(watch_result)
-        outbox = context.outbox(name, settings)
         file = None
-        # The lock is held over the look as well. Else two watches could see the same new incident,
-        # and both would mail it.
-        with outbox.lock():
-            try:
-                file = stream_files.load_stream(name, settings.streams)
-                watch_result = self._watch(file)
-                observation = observe_stream(
-                    file.stream, watch_result, context.ledger(file), outbox.alert_state()
-                )
-            except SeriatimError as error:
-                # A stream that nobody can look at is an incident, too.
-                failure = observe_failure(error, WallClock().now_seconds())
-                self._send_alerts(name, file, failure, outbox)
-                raise
+        # The alert state is read before the look. Then a state that others store during it is noticed.
+        seen = outbox.stored_state()
+        try:
+            file = stream_files.load_stream(name, self.settings.streams)
+            watch_result = self._watch(file)
+            observation = observe_stream(
+                file.stream, watch_result, context.ledger(file), seen.alert_state
+            )
+        except SeriatimError as error:
+            # A stream that nobody can look at is an incident, too.
+            failure = observe_failure(error, WallClock().now_seconds())
+            self._send_alerts(name, file, failure, seen, outbox)
+            raise
+        if name not in self.printed_names:
             _print_watch_result(watch_result, json=self.json)
-            if self._send_alerts(name, file, observation, outbox):
-                return PlatformError.exit_code
+            self.printed_names.add(name)
+        if self._send_alerts(name, file, observation, seen, outbox):
+            return PlatformError.exit_code
         return _exit_code_of(watch_result)
 
     def _watch(self, file: StreamFile) -> WatchResult:
@@ -235,7 +254,12 @@ class WatchRound:
         return context.log(file, self.settings)
 
     def _send_alerts(
-        self, name: str, file: StreamFile | None, observation: Observation, outbox: Outbox
+        self,
+        name: str,
+        file: StreamFile | None,
+        observation: Observation,
+        seen: StoredState,
+        outbox: Outbox,
     ) -> bool:
         """Mail what is new and what waits since earlier; whether any mail could not be sent.
 
@@ -261,7 +285,7 @@ class WatchRound:
             report_url=report_url,
         )
         send_result = send_alerts(
-            mail_context, alert_settings.remind_hours, observation, outbox, self.notifier
+            mail_context, alert_settings.remind_hours, observation, seen, outbox, self.notifier
         )
         _print_sent(name, send_result)
         return bool(send_result.waiting_mails or send_result.refused_mail_paths)
@@ -296,16 +320,22 @@ def _last_report_url(file: StreamFile, settings: Settings) -> str:
 
     Empty if there is no report yet.
     """
+    from seriatim.operations.report import REPORTS, report_sequence
+    from seriatim.storage.store import open_store
     from seriatim.web import address
 
-    reports = sorted((Path(file.stream.output.path) / "reports").glob("[0-9]*.html"))
+    store = open_store(file.stream.output.path)
+    reports = []
+    for key, _ in store.keys(REPORTS):
+        sequence = report_sequence(key)
+        if sequence is not None:
+            reports.append((sequence, key))
     if not reports:
         return ""
-    last_report = reports[-1]
+    last_sequence, last_report = max(reports)
     if settings.airflow_url and Path(file.folder) == settings.streams:
-        sequence = int(last_report.stem)
-        return address.report_url(settings.airflow_url, file.stream.name, sequence)
-    return last_report.absolute().as_uri()
+        return address.report_url(settings.airflow_url, file.stream.name, last_sequence)
+    return store.uri(last_report)
 
 
 def _print_watch_result(watch_result: WatchResult, *, json: bool) -> None:

@@ -9,22 +9,13 @@ from __future__ import annotations
 import threading
 from email import message_from_bytes, policy
 from email.message import EmailMessage
-from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from seriatim.errors import ensure
+from seriatim.web.render import render_template
 
 MAILS_MAX = 200
-PAGE_HTML = (
-    '<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="15"><title>mails</title>'
-    '<body style="font-family:sans-serif;max-width:60em;margin:2em auto">'
-    "<h2>{count}</h2>{mails}</body>"
-)
-MAIL_HTML = (
-    '<details{opened} style="border-top:1px solid #ccc"><summary>{subject}</summary>'
-    '<pre style="white-space:pre-wrap">{text}</pre></details>'
-)
 
 
 class MailFolder:
@@ -40,21 +31,17 @@ class MailFolder:
         self.mails = [parsed, *self.mails][:MAILS_MAX]
 
     def render_page(self) -> str:
-        """All mails as an HTML page, with their text escaped. The newest one is unfolded."""
-        mails = [_render_mail(mail, is_open=i == 0) for i, mail in enumerate(self.mails)]
-        count = "1 mail" if len(mails) == 1 else f"{len(mails)} mails"
-        return PAGE_HTML.format(count=count, mails="".join(mails))
+        """All mails as an HTML page. The newest one is unfolded."""
+        return render_template(
+            "mail_catcher.html", mails=[_shown_mail(mail) for mail in self.mails]
+        )
 
 
-def _render_mail(mail: EmailMessage, *, is_open: bool) -> str:
-    """One mail as HTML."""
+def _shown_mail(mail: EmailMessage) -> dict[str, str]:
+    """What the page shows of one mail."""
     body = mail.get_body(("plain",))
     text = "" if body is None else str(body.get_content())
-    return MAIL_HTML.format(
-        opened=" open" if is_open else "",
-        subject=escape(f"{mail['Date']}  {mail['Subject']}"),
-        text=escape(text),
-    )
+    return {"date": str(mail["Date"]), "subject": str(mail["Subject"]), "text": text}
 
 
 class MailCatcher:

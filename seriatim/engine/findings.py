@@ -4,7 +4,7 @@ A finding names the stream, topic, partition and offset where something is wrong
 stream says what follows: `count` it, `drop` the message, or `halt`, which stops the partition or
 sends the session into quarantine.
 
-Next: engine/fold.py reports findings; ledger/model.py stores them.
+Next: engine/fold.py reports findings; ledger/entries.py stores them.
 """
 
 from __future__ import annotations
@@ -169,6 +169,23 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
             "next": self.advice(stream),
         }
         return render_screen(headline, {label: shorten(fact) for label, fact in facts.items()})
+
+
+class Concern(Struct, frozen=True, kw_only=True, rename={"kind": "concern", "location": "place"}):
+    """One problem that needs a person."""
+
+    kind: str
+    """One of: time left, halted, held, quarantine, buffer, late, circuit, blind (the retention
+    clock has no data), run, repair, trouble.
+    """
+    location: str = ""
+    text: str
+    next: str
+
+    @property
+    def key(self) -> str:
+        """Identifies the same concern in the next observation."""
+        return f"{self.kind} {self.location}".strip()
 
 
 class FindingsError(IntegrityError):

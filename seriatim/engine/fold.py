@@ -8,8 +8,8 @@ session aside (quarantine) or halts the partition. The fold reads and writes not
 `Tally` collects what the fold reports beside the records: findings, counts, and marks for the gaps
 table.
 
-Next: engine/sequence.py, engine/window.py, engine/expiry.py and engine/snapshot_distance.py have
-the rules that the fold follows; engine/task.py feeds it and writes what it returns.
+Next: engine/rules.py has the rules that the fold follows; engine/task.py feeds it and writes what it
+returns.
 """
 
 from __future__ import annotations
@@ -21,14 +21,7 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.after_loss import (
-    is_in_doubt,
-    needs_snapshot,
-    sequence_proves_no_loss,
-    tier_doubts_after_loss,
-)
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.expiry import Expiry
 from seriatim.engine.findings import (
     FINDINGS_REPORTED_MAX,
     Finding,
@@ -40,27 +33,35 @@ from seriatim.engine.findings import (
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch, Poison
 from seriatim.engine.offsets import Partition
-from seriatim.engine.sequence import (
+from seriatim.engine.rules import (
+    Expiry,
+    SnapshotDistance,
+    Window,
+    WindowSize,
+    WindowTurn,
     add_missing_sequences,
     fingerprint,
+    is_in_doubt,
     is_missing_sequence,
     is_same_snapshot,
+    needs_snapshot,
     remove_missing_sequence,
     sequence_finding,
+    sequence_proves_no_loss,
+    tier_doubts_after_loss,
 )
 from seriatim.engine.session import (
     Counts,
     FoldOutput,
     QuarantinedMessage,
+    RefoldScope,
     Row,
     Session,
+    SessionFilter,
     WaitingMessage,
 )
-from seriatim.engine.session_filter import RefoldScope, SessionFilter
-from seriatim.engine.snapshot_distance import SnapshotDistance
 from seriatim.engine.table import PreconditionError
 from seriatim.engine.undo import EACH_MESSAGE, Undo, UndoError
-from seriatim.engine.window import Window, WindowSize, WindowTurn
 from seriatim.errors import ensure
 
 LoadSessions = Callable[[list[str]], dict[str, Session]]
@@ -511,7 +512,7 @@ class Fold:
             session.timestamp = waiting.timestamp
         return True
 
-    # What the window calls (see `WindowFold` in engine/window.py).
+    # What the window calls (see `WindowFold` in engine/rules.py).
 
     def apply_turn(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
         """Apply a message whose turn it is: the one at this position, or one that waited."""

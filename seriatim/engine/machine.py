@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, datetime
 from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_origin
@@ -18,14 +17,17 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, get_args, get_orig
 import msgspec
 from msgspec.structs import astuple
 
-from seriatim.engine.messages import (
-    INT64_MAX,
-    INT64_MIN,
-    Poison,
-    decode_messages,
-    plain_values,
+from seriatim.engine.decoding import Decoder, JsonDecoder, plain_values
+from seriatim.engine.messages import Poison
+from seriatim.engine.records import (
+    SCALAR_TYPES,
+    RowKeySpec,
+    fits_column_type,
+    is_int64,
+    is_list_type,
+    make_other_record_types,
+    table_of_record,
 )
-from seriatim.engine.record_kinds import RowKeySpec, make_other_record_types, table_of_record
 from seriatim.engine.session import FoldOutput, Row, Session
 from seriatim.errors import ConfigError
 
@@ -86,6 +88,8 @@ class Runner(Protocol):
     can_upgrade: bool
     may_half_change: bool
     """Whether a failed `apply` may leave the state half changed."""
+    decoder: Decoder
+    """The format of the messages."""
     contradictions: int
     """How many messages were applied although the state contradicts them. Some tiers only count
     them.
@@ -125,8 +129,10 @@ class UserMachine:
         machine_class: type[Machine[Any, Any, Any]],
         sequence: str | None = None,
         session: str | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         self.name = name
+        self.decoder = JsonDecoder() if decoder is None else decoder
         self.machine = machine_class()
         self.state_version = machine_class.state_version
         if type(self.state_version) is not int or self.state_version < 1:
@@ -140,7 +146,7 @@ class UserMachine:
 
         state_type, message_type, record_type = type_arguments(name, machine_class)
         self._set_record_types(name, _members_of_union(record_type))
-        self._decoder = msgspec.json.Decoder(message_type)
+        self._decode_values = self.decoder.for_type(message_type)
         self._state_decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state_type)
 
         self._sequence_field = sequence
@@ -171,7 +177,7 @@ class UserMachine:
         """Typed messages, with a `Poison` where a value cannot be decoded or its sequence or session
         cannot be used.
         """
-        messages = decode_messages(self._decoder, values)
+        messages = self._decode_values(values)
         has_checks = self._session_field is not None or self._sequence_field is not None
         if not has_checks:
             return messages
@@ -189,7 +195,7 @@ class UserMachine:
             return False
         if set(map(type, sequences)) != {int}:
             return False
-        return _is_int64(min(sequences)) and _is_int64(max(sequences))
+        return is_int64(min(sequences)) and is_int64(max(sequences))
 
     def _poison_if_unusable(self, message: Any) -> Any:
         """The message, or a `Poison` if its sequence or session cannot be used."""
@@ -197,7 +203,7 @@ class UserMachine:
             return message
         if self._sequence_field:
             sequence = getattr(message, self._sequence_field, None)
-            if not _is_int64(sequence):
+            if not is_int64(sequence):
                 return Poison(
                     f"wrong schema: {self._sequence_field} must be a whole number,"
                     f" found {sequence!r}"
@@ -302,22 +308,6 @@ def type_arguments(name: str, machine_class: type) -> tuple[Any, Any, Any]:
     )
 
 
-SCALAR_TYPES: dict[Any, str] = {
-    str: "string",
-    int: "int64",
-    float: "float64",
-    bool: "bool",
-    bytes: "binary",
-    datetime: "timestamp",
-    date: "date",
-}
-PYTHON_TYPES = {type_name: python_type for python_type, type_name in SCALAR_TYPES.items()}
-
-
-FLOAT64_WHOLE_MAX = 2**53
-"""A float64 cannot hold every whole number beyond this one."""
-
-
 def record_columns(name: str, record: Any) -> dict[str, str]:
     """The columns of a record Struct: names and type names. A Struct that cannot become a table is
     refused.
@@ -383,46 +373,11 @@ def _row_key_error(
     return ""
 
 
-def fits_column_type(value: Any, type_name: str) -> bool:
-    """Whether a value may be in a column of this type. This is never laxer than what writes the
-    column.
-    """
-    if value is None:
-        return True
-    if is_list_type(type_name):
-        item_type = type_name.removeprefix("list<").removesuffix(">")
-        return isinstance(value, list) and all(fits_column_type(item, item_type) for item in value)
-    if type_name == "int64":
-        return _is_int64(value)
-    if type_name == "float64":
-        return isinstance(value, float) or (_is_int64(value) and abs(value) <= FLOAT64_WHOLE_MAX)
-    if type_name == "date" and isinstance(value, datetime):
-        return False  # in Python a datetime is a date
-    return isinstance(value, PYTHON_TYPES[type_name]) and _is_writable(value, type_name)
-
-
-def is_list_type(type_name: str) -> bool:
-    """Whether a column of this type holds lists."""
-    return type_name.startswith("list<")
-
-
 def _copy_lists(value: Any) -> Any:
     """The value with all its lists copied, so that nobody else can change it."""
     if not isinstance(value, list):
         return value
     return [_copy_lists(item) for item in value]
-
-
-def _is_writable(value: Any, type_name: str) -> bool:
-    """Whether a text can be UTF-8, and a time can be in UTC."""
-    try:
-        if type_name == "string":
-            value.encode()
-        elif type_name == "timestamp":
-            value.utctimetuple()
-    except (UnicodeEncodeError, OverflowError):
-        return False
-    return True
 
 
 def _column_type(name: str, field: str, field_type: Any) -> str:
@@ -469,9 +424,3 @@ def _refuse_missing_field(name: str, message_type: Any, field: str) -> None:
                     " or change `sequence` or `session` in the stream file"
                 ),
             )
-
-
-def _is_int64(value: Any) -> bool:
-    if not isinstance(value, int) or isinstance(value, bool):
-        return False
-    return INT64_MIN <= value <= INT64_MAX

@@ -1,15 +1,14 @@
-"""Messages: batches of one partition in columns, and how bytes become typed messages.
+"""Messages: batches of one partition in columns, and what stands in for a message that is none.
 
-Next: engine/machine.py says what a machine does with a message; engine/fold.py folds the batches.
+Next: engine/decoding.py decodes their values; engine/fold.py folds the batches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import msgspec
 from msgspec import Struct
 
 from seriatim.engine.offsets import Partition
@@ -100,57 +99,3 @@ def session_name_of_key(key: bytes | None) -> str | None:
         return key.decode()
     except UnicodeDecodeError:
         return None
-
-
-def plain_values(value: Any, decode_raw: Callable[[bytes], Any] = msgspec.json.decode) -> Any:
-    """A Struct as dicts, lists and scalars. A `msgspec.Raw` in it becomes what it holds, or text if
-    it cannot be decoded.
-    """
-
-    def decode_or_text(raw: Any) -> Any:
-        if not isinstance(raw, msgspec.Raw):
-            raise TypeError(f"{type(raw).__name__} has no plain value")
-        try:
-            return decode_raw(bytes(raw))
-        except (msgspec.MsgspecError, ValueError, RecursionError):
-            return bytes(raw).decode(errors="backslashreplace")
-
-    return msgspec.to_builtins(value, enc_hook=decode_or_text)
-
-
-def decode_messages(
-    decoder: msgspec.json.Decoder[Any], values: Sequence[bytes | None]
-) -> list[Any]:
-    """Typed messages, one per value, in order; a `Poison` where a value cannot be decoded.
-
-    Each value is decoded by itself. A decoder of lines would misread a value with two messages, or
-    a message that is spread over two values, and it would not be faster.
-    """
-    # First all values at once, which is fast. msgspec does not check the UTF-8 of fields that it
-    # skips or keeps raw, so one decode of all values does. If anything raises, the slow loop below
-    # finds out which value it was.
-    try:
-        b"\n".join(values).decode()  # type: ignore[arg-type]  # a null value raises
-        return list(map(decoder.decode, values))  # type: ignore[arg-type]
-    except Exception:  # noqa: BLE001, S110  # a user's message type may raise anything
-        pass
-    return [decode_message(decoder.decode, value) for value in values]
-
-
-def decode_message(decode: Callable[[bytes], Any], value: bytes | None) -> Any:  # noqa: PLR0911  # one return per kind of poison
-    """One typed message, or the `Poison` that stands in for it."""
-    if value is None:
-        return Poison("the value is null")
-    try:
-        value.decode()
-        return decode(value)
-    except msgspec.ValidationError as error:
-        return Poison(f"wrong schema: {error}")
-    except msgspec.DecodeError as error:
-        return Poison(f"not JSON: {error}" if value else "the value has 0 bytes")
-    except UnicodeDecodeError as error:
-        return Poison(f"not UTF-8: byte {error.start} is 0x{value[error.start]:02x}")
-    except RecursionError:
-        return Poison("nested too deeply")
-    except Exception as error:  # noqa: BLE001  # a user's own message type may raise anything
-        return Poison(f"{type(error).__name__}: {error}")

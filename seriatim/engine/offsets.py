@@ -1,6 +1,6 @@
 """Offsets: partitions, and ranges of offsets in them. All ranges are half-open.
 
-Next: operations/slicing.py plans slices with them; ledger/model.py stores them.
+Next: operations/plan.py plans slices with them; ledger/model.py stores them.
 """
 
 from __future__ import annotations
@@ -74,6 +74,20 @@ class OffsetRange(Struct, frozen=True, order=True):
         return OffsetRange(self.start, offset)
 
 
+Ranges = dict[Partition, OffsetRange]
+"""A range of offsets for each partition."""
+
+
+class Bounds(Struct, frozen=True):
+    """Kafka's view of one partition: the id of its topic, the oldest offset that it has, and the
+    next offset that it will write.
+    """
+
+    topic_id: str
+    log_start: int
+    log_end: int
+
+
 def find_holes(offsets: Iterable[int], offset_range: OffsetRange) -> list[OffsetRange]:
     """The ranges of `offset_range` that do not occur in `offsets`, which must be rising."""
     holes: list[OffsetRange] = []
@@ -90,3 +104,29 @@ def find_holes(offsets: Iterable[int], offset_range: OffsetRange) -> list[Offset
     if expected < offset_range.end:
         holes.append(OffsetRange(expected, offset_range.end))
     return holes
+
+
+def drop_empty_ranges(ranges: Ranges) -> Ranges:
+    """The ranges that hold at least one offset."""
+    return {partition: offset_range for partition, offset_range in ranges.items() if offset_range}
+
+
+def cut_into_slices(ranges: Ranges, messages_max: int) -> list[Ranges]:
+    """Cut ranges into slices of at most `messages_max` offsets, shared fairly by partitions."""
+    ensure(messages_max > 0, "a slice holds at least one message", messages_max=messages_max)
+    slices: list[Ranges] = []
+    remaining = drop_empty_ranges(ranges)
+    while remaining:
+        share = max(1, messages_max // len(remaining))
+        slice_ranges: Ranges = {}
+        # With more partitions than messages, only so many take part, with one message each.
+        for partition in list(remaining)[:messages_max]:
+            offset_range = remaining[partition]
+            cut = min(offset_range.end, offset_range.start + share)
+            slice_ranges[partition] = offset_range.until(cut)
+            if cut < offset_range.end:
+                remaining[partition] = OffsetRange(cut, offset_range.end)
+            else:
+                del remaining[partition]
+        slices.append(slice_ranges)
+    return slices

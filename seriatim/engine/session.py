@@ -1,4 +1,5 @@
-"""Sessions while they are folded, and the output of folding a batch. Values only.
+"""Sessions while they are folded, how they are packed to be stored, and the output of folding a batch.
+Values only.
 
 Next: engine/fold.py changes them; storage/state_files.py keeps sessions between slices.
 """
@@ -6,11 +7,18 @@ Next: engine/fold.py changes them; storage/state_files.py keeps sessions between
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from seriatim.engine.messages import MessageBatch
+from seriatim.errors import ConfigError
+
+PACKED_VERSION = 1
+"""The version of packed sessions that is written. A newer one is refused, not guessed at."""
 
 Row = tuple[Any, ...]
 """The values of one record, or of one row of a table, in the order of the columns."""
@@ -27,11 +35,13 @@ class WaitingMessage(Struct, frozen=True, array_like=True):
     is_snapshot: bool
 
 
-class Session(Struct, kw_only=True):
-    """One session during a fold."""
+class StoredSession(Struct, kw_only=True, array_like=True, tag=PACKED_VERSION):
+    """What is stored of a session between slices. This is the only list of these fields.
 
-    state: Any = None
-    """The decoded state. `state_bytes` is decoded when the first message comes."""
+    A packed session is a msgpack array: the version, then the fields in this order. Whoever changes
+    the list, even by a field at its end, must raise `PACKED_VERSION` and read the old versions, too.
+    """
+
     state_bytes: bytes | None = None
     state_version: int = 0
     sequence: int | None = None
@@ -56,6 +66,16 @@ class Session(Struct, kw_only=True):
     finding: str | None = None
     """Set while the session is in quarantine."""
     finding_offset: int = -1
+
+
+STORED_FIELDS = StoredSession.__struct_fields__
+
+
+class Session(StoredSession, kw_only=True):
+    """One session during a fold: what is stored of it, and what is known only while it is folded."""
+
+    state: Any = None
+    """The decoded state. `state_bytes` is decoded when the first message comes."""
     is_active: bool = False
     """Whether `state` is decoded, live, and may be applied to."""
     is_touched: bool = False
@@ -79,6 +99,37 @@ class Session(Struct, kw_only=True):
         self.timestamp = timestamp
         if self.first_offset < 0:
             self.first_offset = offset
+
+    def without_finding(self) -> Session:
+        """A copy that is out of quarantine and in no doubt. Everything else is as it was."""
+        return replace(self, finding=None, finding_offset=-1, damaged_since_offset=-1)
+
+
+_stored_values = attrgetter(*STORED_FIELDS)
+_encode_packed = msgspec.msgpack.Encoder().encode
+# An array that ends early leaves the remaining fields at their defaults. So what `pack_session` writes
+# can be decoded as a `Session`, without a step between.
+_decode_packed = msgspec.msgpack.Decoder(Session).decode
+
+
+def pack_session(session: Session) -> bytes:
+    """What is stored of a session, as bytes."""
+    return _encode_packed((PACKED_VERSION, *_stored_values(session)))
+
+
+def unpack_session(packed: bytes) -> Session:
+    """The session that `pack_session` packed. One that a newer Seriatim packed is refused."""
+    try:
+        return _decode_packed(packed)
+    except msgspec.ValidationError:
+        version = msgspec.msgpack.decode(packed)[0]
+        if version == PACKED_VERSION:
+            raise
+    raise ConfigError(
+        f"the state was written by a newer Seriatim: a session is packed in version {version},"
+        f" this one knows {PACKED_VERSION}",
+        next="install a version that is at least as new as the one that wrote it",
+    )
 
 
 class QuarantinedMessage(Struct, frozen=True):
@@ -249,3 +300,70 @@ class Counts(Struct, rename={"message_bytes": "bytes", "other_records": "others"
         self.last_snapshot = offset
         if self.first_snapshot < 0:
             self.first_snapshot = offset
+
+
+class RefoldScope(Struct, frozen=True, kw_only=True):
+    """Which sessions are folded again in one stage of a refold."""
+
+    sessions: tuple[str, ...] | None = None
+    """None: all sessions."""
+    finished_sessions: tuple[str, ...] = ()
+    """Sessions whose refold is over. They are passed over."""
+
+
+class SessionFilter(Struct, frozen=True, kw_only=True):
+    """A scope in the form that the fold asks for each message."""
+
+    sessions: frozenset[str] | None
+    finished_sessions: frozenset[str]
+
+    @classmethod
+    def from_scope(cls, scope: RefoldScope | None) -> SessionFilter | None:
+        """The filter of a scope; None if there is no scope, so that all sessions are folded."""
+        if scope is None:
+            return None
+        sessions = None if scope.sessions is None else frozenset(scope.sessions)
+        return cls(sessions=sessions, finished_sessions=frozenset(scope.finished_sessions))
+
+    def excludes(self, name: str | None) -> bool:
+        """Whether a message of this session is passed over. A message without a session key concerns
+        the whole partition, so it is folded only if all sessions are.
+        """
+        if name is None:
+            return self.sessions is not None
+        if name in self.finished_sessions:
+            return True
+        return self.sessions is not None and name not in self.sessions
+
+
+class ReplacedRecords(Struct, frozen=True, kw_only=True):
+    """Which committed records a refold replaces."""
+
+    start: int
+    """The first offset."""
+    end: int
+    """The end offset, unless `session_ends` has another one for the session."""
+    sessions: frozenset[str] | None = None
+    """None: all sessions."""
+    session_ends: dict[str, int] = field(default_factory=dict)
+    """Sessions whose refold ended at another offset, and that offset."""
+
+    def includes(self, session: str, offset: int) -> bool:
+        """Whether a record of this session, at this offset, is replaced."""
+        if self.sessions is not None and session not in self.sessions:
+            return False
+        return self.start <= offset < self.session_ends.get(session, self.end)
+
+    def covers(self, first_offset: int, last_offset: int) -> bool:
+        """Whether every record from `first_offset` to `last_offset` is replaced, whatever its
+        session is.
+        """
+        if self.sessions is not None:
+            return False
+        earliest_end = min([self.end, *self.session_ends.values()])
+        return self.start <= first_offset and last_offset < earliest_end
+
+    @property
+    def end_offset(self) -> int:
+        """No record at or after this offset is replaced."""
+        return max([self.end, *self.session_ends.values()])

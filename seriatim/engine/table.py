@@ -19,14 +19,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import asdict, astuple
 
-from seriatim.engine.messages import (
-    INT64_MAX,
-    INT64_MIN,
-    Poison,
-    decode_message,
-    decode_messages,
-)
-from seriatim.engine.record_kinds import RowKeySpec
+from seriatim.engine.decoding import Decoder, JsonDecoder
+from seriatim.engine.messages import INT64_MAX, INT64_MIN, Poison
+from seriatim.engine.records import RowKeySpec
 from seriatim.engine.session import FoldOutput, Row, Session
 
 Columns = dict[str, str]
@@ -119,8 +114,10 @@ class TableMachine:
         sequence: str | None = None,
         session: str | None = None,
         lenient: bool = False,
+        decoder: Decoder | None = None,
     ) -> None:
         self.name = "table"
+        self.decoder = JsonDecoder() if decoder is None else decoder
         self.column_names = list(columns)
         self.key_positions = [self.column_names.index(name) for name in key]
         self.has_before_image = before
@@ -129,7 +126,10 @@ class TableMachine:
         self.contradictions = 0
         self.columns = _record_columns(columns, has_before_image=before)
         self.row_key_spec: RowKeySpec | None = RowKeySpec(
-            key=tuple(key), columns=tuple(columns), deleted_when={"op": "delete"}
+            key=tuple(key),
+            columns=tuple(columns),
+            deleted_when={"op": "delete"},
+            has_before_images=before,
         )
         self.other_columns: dict[str, Columns] = {}
         self.shape = _describe_shape(key, columns, session, sequence)
@@ -167,41 +167,47 @@ class TableMachine:
         self.delete_struct = structs.delete
         self.snapshot_type: type | None = structs.snapshot
         self._row_struct = structs.row
-        self._decoder = structs.decoder()
-        self._text_decoder = text_structs.decoder()
+        self._decode_values = self.decoder.for_type(structs.message_type)
+        self._decode_values_with_text_times = self.decoder.for_type(text_structs.message_type)
         self._struct_of_text_struct: dict[Any, Any] = dict(zip(text_structs, structs, strict=True))
 
     def decode(self, values: Sequence[bytes | None]) -> list[Any]:
         """Typed messages, with a `Poison` where a value does not fit the table."""
-        messages = decode_messages(self._decoder, values)
+        messages = self._decode_values(values)
         if self._timestamp_positions:
-            for i, message in enumerate(messages):
-                if message.__class__ is Poison:
-                    messages[i] = self._decode_other_times(values[i], message)
+            self._decode_other_times(values, messages)
         if not self._column_checks:
             return messages
         return [self._poison_if_unfit(message) for message in messages]
 
-    def _decode_other_times(self, value: bytes | None, poison: Poison) -> Any:
-        """The message, if all that is wrong with it is that its times are not written as RFC 3339;
-        else the poison.
+    def _decode_other_times(self, values: Sequence[bytes | None], messages: list[Any]) -> None:
+        """Replace the poison of messages whose only fault is that their times are not written as
+        RFC 3339.
         """
-        text_message = decode_message(self._text_decoder.decode, value)
-        if text_message.__class__ is Poison:
-            return poison
+        positions = [i for i, message in enumerate(messages) if message.__class__ is Poison]
+        if not positions:
+            return
+        text_messages = self._decode_values_with_text_times([values[i] for i in positions])
+        for i, text_message in zip(positions, text_messages, strict=True):
+            if text_message.__class__ is Poison:
+                continue
+            try:
+                messages[i] = self._with_times(text_message)
+            except (ValueError, msgspec.ValidationError):
+                continue  # the first decoding has said what is wrong
+
+    def _with_times(self, text_message: Any) -> Any:
+        """The message of one whose times are texts. A text that is no time raises."""
         struct = self._struct_of_text_struct[text_message.__class__]
-        try:
-            if struct is self.snapshot_struct:
-                fields = asdict(text_message)
-                fields["rows"] = [self._convert_row(row) for row in text_message.rows]
-                return struct(**fields)
-            # Of a delete only the key counts: its other columns may contain anything.
-            positions = self._timestamp_positions
-            if struct is self.delete_struct:
-                positions = self._timestamp_key_positions
-            return struct(**self._convert_times(text_message, positions))
-        except (ValueError, msgspec.ValidationError):
-            return poison
+        if struct is self.snapshot_struct:
+            fields = asdict(text_message)
+            fields["rows"] = [self._convert_row(row) for row in text_message.rows]
+            return struct(**fields)
+        # Of a delete only the key counts: its other columns may contain anything.
+        positions = self._timestamp_positions
+        if struct is self.delete_struct:
+            positions = self._timestamp_key_positions
+        return struct(**self._convert_times(text_message, positions))
 
     def _convert_row(self, text_row: Any) -> Any:
         """A row of a snapshot, with its texts converted to times."""
@@ -521,9 +527,10 @@ class _MessageStructs(NamedTuple):
     delete: Any
     row: Any
 
-    def decoder(self) -> msgspec.json.Decoder[Any]:
-        """A decoder of any of the four messages."""
-        return msgspec.json.Decoder(self.snapshot | self.insert | self.update | self.delete)
+    @property
+    def message_type(self) -> Any:
+        """Any of the four messages."""
+        return self.snapshot | self.insert | self.update | self.delete
 
 
 def _message_structs(

@@ -10,37 +10,35 @@ Next: engine/fold.py folds; operations/run.py plans the work and commits the res
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 from msgspec import Struct, field
 
 from seriatim.engine.crash_points import crash_point
+from seriatim.engine.failure import Failure, as_worker_error
+from seriatim.engine.files import (
+    Certificate,
+    Digests,
+    Explain,
+    File,
+    RecordWriter,
+    SourceFailedError,
+    StateStore,
+    TaskRecords,
+    UnfitRecordsError,
+    save_state,
+)
 from seriatim.engine.findings import Finding, GapMark, OnPoison, Tier
 from seriatim.engine.fold import NO_LIMITS, Fold, Limits
 from seriatim.engine.holes import HolePassage
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.record_writers import OutputWriters
-from seriatim.engine.session import FoldOutput, Session
-from seriatim.engine.session_filter import RefoldScope
-from seriatim.engine.state_merging import merge_count
+from seriatim.engine.records import MAIN_TABLE, rows_by_table, select_end_records, select_records
+from seriatim.engine.session import Counts, FoldOutput, RefoldScope, Session, SessionEndRecords
 from seriatim.engine.undo import EACH_MESSAGE
-from seriatim.errors import BrokenPromiseError, PlatformError, SeriatimError, ensure
-from seriatim.failure import Failure
-from seriatim.ledger.model import Certificate, File
-from seriatim.ports import (
-    Digests,
-    Explain,
-    RecordStore,
-    SourceFailedError,
-    StateStore,
-    UnfitRecordsError,
-)
-
-LOOK_AT_WORKERS = "look at the disk, memory and network of the workers, then run again"
+from seriatim.errors import ensure
 
 
 class PartitionWork(Struct, frozen=True, kw_only=True):
@@ -119,7 +117,7 @@ class TaskContext(Struct, frozen=True, kw_only=True):
     on_poison: OnPoison
     limits: Limits = NO_LIMITS
     has_session_field: bool
-    records: RecordStore
+    records: TaskRecords
     state: StateStore
     explain: Explain
     digests: Callable[[], Digests]
@@ -141,25 +139,10 @@ def run_task(work: PartitionWork, batches: Iterable[MessageBatch], context: Task
         # Reading failed, not the fold. Discovery finds out what that means.
         raise
     except Exception as error:  # noqa: BLE001  # the driver reports it once
-        failure = Failure.of(_as_seriatim_error(work.partition, error))
+        failure = Failure.of(as_worker_error(str(work.partition), error))
         result = TaskResult(failure=failure)
     result.partition = work.partition
     return msgspec.msgpack.encode(result)
-
-
-def _as_seriatim_error(partition: Partition, error: Exception) -> SeriatimError:
-    """An error of Seriatim with advice. Any other error is turned into one."""
-    if isinstance(error, SeriatimError):
-        if isinstance(error, PlatformError) and not error.next:
-            error.next = LOOK_AT_WORKERS
-        return error
-    message = f"{partition}: {type(error).__name__}: {error}"
-    if isinstance(error, OSError | MemoryError):
-        return PlatformError(message, next=LOOK_AT_WORKERS)
-    last_lines = "".join(traceback.format_exception(error)[-6:])
-    return BrokenPromiseError(
-        message, detail=last_lines, next="report this as a bug, with the lines above"
-    )
 
 
 def read_result(content: bytes) -> TaskResult:
@@ -333,12 +316,8 @@ class PartitionTask:
         """Save the sessions that changed and return all state files; None if none changed."""
         if not touched:
             return None
-        files = self.work.state
-        rows_per_file = [file.rows for file in files]
-        unmerged_count = len(files) - merge_count(rows_per_file, len(touched))
-        files_to_merge = files[unmerged_count:]
-        new_file = self.context.state.save(self.work.partition, self.stem, touched, files_to_merge)
-        return (*files[:unmerged_count], new_file)
+        work = self.work
+        return save_state(self.context.state, work.partition, self.stem, touched, work.state)
 
     def _certificate(self, sessions: int) -> Certificate:
         """The proof of what was folded: range, counts, holes and digests."""
@@ -356,3 +335,82 @@ class PartitionTask:
             sessions=sessions,
             message_time_ms=expiry.message_time_ms if expiry else -1,
         )
+
+
+class OutputWriters:
+    """The record files of one partition and slice: one of `records`, and one per other table. Only
+    machines with several kinds of records have other tables.
+    """
+
+    def __init__(
+        self,
+        store: TaskRecords,
+        partition: Partition,
+        topic_id: str,
+        stem: str,
+        other_tables: Iterable[str],
+    ) -> None:
+        self.writers: dict[str, RecordWriter] = {}
+        self.writers[MAIN_TABLE] = store.record_writer(partition, topic_id, stem)
+        for table in other_tables:
+            self.writers[table] = store.record_writer(partition, topic_id, stem, table)
+
+    def write(self, batch: MessageBatch, output: FoldOutput, counts: Counts) -> None:
+        """Write the records of a batch. The fold has counted them all as records of `records`, so
+        those of other tables are moved to their own counts.
+        """
+        if len(self.writers) == 1:
+            self.writers[MAIN_TABLE].write(batch, output)
+            return
+        rows_of_tables = rows_by_table(output.rows)
+        for table, rows in rows_of_tables.items():
+            if table != MAIN_TABLE:
+                counts.records -= len(rows)
+                counts.other_records[table] = counts.other_records.get(table, 0) + len(rows)
+
+        def write_rows(table: str, rows: Sequence[int]) -> None:
+            self.writers[table].write(batch, select_records(output, rows))
+
+        self._write_each_table(rows_of_tables, write_rows)
+
+    def write_end_records(self, offset: int, end_records: SessionEndRecords) -> None:
+        """Write records that end sessions, all at one offset."""
+        if len(self.writers) == 1:
+            self.writers[MAIN_TABLE].write_end_records(offset, end_records)
+            return
+
+        def write_rows(table: str, rows: Sequence[int]) -> None:
+            self.writers[table].write_end_records(offset, select_end_records(end_records, rows))
+
+        self._write_each_table(rows_by_table(end_records.rows), write_rows)
+
+    def _write_each_table(
+        self, rows_by_table: dict[str, list[int]], write: Callable[[str, Sequence[int]], None]
+    ) -> None:
+        """Write the rows of each table. Rows that do not fit are raised all together, by their
+        position among the rows of all tables.
+        """
+        unfit: list[int] = []
+        for table, rows in rows_by_table.items():
+            try:
+                write(table, rows)
+            except UnfitRecordsError as error:
+                unfit += [rows[row] for row in error.rows]
+        if unfit:
+            raise UnfitRecordsError(sorted(unfit))
+
+    def close(self) -> tuple[tuple[File, ...], dict[str, tuple[File, ...]]]:
+        """Finish the files: that of `records`, and those of the other tables. A table without
+        records has no file.
+        """
+        main_files: tuple[File, ...] = ()
+        other_files: dict[str, tuple[File, ...]] = {}
+        for table, writer in self.writers.items():
+            file = writer.close()
+            if file is None:
+                continue
+            if table == MAIN_TABLE:
+                main_files = (file,)
+            else:
+                other_files[table] = (file,)
+        return main_files, other_files

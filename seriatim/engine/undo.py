@@ -5,7 +5,7 @@ too much if the state is large. So the state is saved once, and the messages sin
 remembered as bytes. To undo a message, the saved state is decoded and those messages are applied
 again, without their records.
 
-Next: engine/fold.py decides when a message must be undone; operations/retry.py folds again with
+Next: engine/fold.py decides when a message must be undone; operations/run.py folds again with
 more care.
 """
 

@@ -14,9 +14,11 @@ COLUMN_KINDS = {"string": TEXT, "int64": INTEGER, "float64": FLOAT, "bool": BOOL
 def can_use_compiled_fold(stream: Stream) -> bool:
     """Whether a stream's table can be folded by compiled code.
 
-    Its columns must be of a known kind, its sessions named by the message key, its messages folded
+    Its messages must be JSON, its columns of a known kind, its sessions named by the message key, its messages folded
     in the order in which they come, and no field of a message may mean two things.
     """
+    if stream.decoder != "json":
+        return False
     if stream.machine != "table" or stream.session_field is not None:
         return False
     if stream.limits.window is not None or stream.limits.timeout_ms:

@@ -24,11 +24,10 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from seriatim.engine.messages import SPARK_TIMESTAMP_RANGE_MS
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
 from seriatim.errors import KafkaSilentError
 from seriatim.kafka.client import create_client, python_settings
 from seriatim.kafka.retention import RetainedLog, RetentionRules
-from seriatim.operations.slicing import Bounds, Ranges
 
 T = TypeVar("T")
 TOPIC_GONE_ERRORS = (

@@ -23,7 +23,6 @@ from math import inf
 from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from seriatim.errors import ensure
 
@@ -111,32 +110,6 @@ class TimeLeft(Struct, frozen=True, order=True):
         shortest = WARNING_SHARE_MIN * self.retention_seconds
         longest = WARNING_SHARE_MAX * self.retention_seconds
         return min(max(warning_hours * HOUR_SECONDS, shortest), longest)
-
-
-class Pace(Struct, frozen=True, kw_only=True):
-    """How fast a stream was folded lately. Each entry counts twice as much as the entry before."""
-
-    at_seconds: float = 0.0
-    """The time of the last entry."""
-    messages: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def rate(self) -> float | None:
-        """Messages folded per second of work; None: nothing was timed yet."""
-        if self.seconds <= 0:
-            return None
-        return self.messages / self.seconds
-
-    def after_entry(self, at_seconds: float, messages: int, took_seconds: float) -> Pace:
-        """The pace after one more entry. Only entries that folded something are timed."""
-        if not messages or took_seconds <= 0:
-            return replace(self, at_seconds=at_seconds)
-        return Pace(
-            at_seconds=at_seconds,
-            messages=self.messages / 2 + messages,
-            seconds=self.seconds / 2 + took_seconds,
-        )
 
 
 def times_left(

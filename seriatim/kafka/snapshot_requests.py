@@ -9,14 +9,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from seriatim.errors import PlatformError
 from seriatim.kafka.client import create_client
 from seriatim.ledger.snapshot_needs import SnapshotRequest
-from seriatim.storage.files import write_file
+from seriatim.storage.store import Store
 
 SEND_TIMEOUT_SECONDS = 20
 ASKED_FILE = "asked.json"
@@ -29,12 +28,12 @@ class KafkaSnapshotRequester:
         self,
         client_settings: Mapping[str, str],
         topic: str,
-        root: Path,
+        store: Store,
         timeout_seconds: float = SEND_TIMEOUT_SECONDS,
     ) -> None:
         self.client_settings = client_settings
         self.topic = topic
-        self.root = root
+        self.store = store
         self.timeout_seconds = timeout_seconds
         self._delivery_error = ""
 
@@ -43,7 +42,7 @@ class KafkaSnapshotRequester:
         file that is none: producers are asked again.
         """
         try:
-            content = json.loads((self.root / ASKED_FILE).read_bytes())
+            content = json.loads(self.store.read(ASKED_FILE))
             return int(content["sequence"]), str(content["sha256"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return -1, ""
@@ -51,7 +50,7 @@ class KafkaSnapshotRequester:
     def put_last_requested_entry(self, sequence: int, sha256: str) -> None:
         """Store that producers were asked up to this entry."""
         content = json.dumps({"sequence": sequence, "sha256": sha256})
-        write_file(self.root / ASKED_FILE, content.encode())
+        self.store.replace(ASKED_FILE, content.encode())
 
     def send(self, requests: Sequence[SnapshotRequest]) -> None:
         """Send all requests, and wait until Kafka has confirmed them. Raises `PlatformError` if one

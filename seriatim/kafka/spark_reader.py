@@ -12,32 +12,30 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
+import shutil
 import signal
+import socket
 import subprocess
+import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 
+import psutil
 import pyarrow as pa
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]  # it has no types
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.files import SourceFailedError
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges, cut_into_slices
 from seriatim.errors import SIGKILL_ADVICE, SIGKILL_CAUSE, PlatformError, raise_broken_promise
-from seriatim.operations.slicing import Bounds, Ranges, cut_into_slices
-from seriatim.ports import (
-    DEFAULT_READ_OPTIONS,
-    OnSlice,
-    ReadOptions,
-    SourceFailedError,
-    UnreadableMessageError,
-)
-from seriatim.storage.files import scratch_folder
+from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, UnreadableMessageError
 
 ArrowTask = Callable[[Partition, Iterable[pa.RecordBatch]], bytes]
 ReadRange = Callable[[Partition, OffsetRange, bool], Iterator[pa.RecordBatch]]
@@ -216,6 +214,24 @@ def is_jvm_dead(error: Exception) -> bool:
         return True
     # A plain Py4JError has a stack trace of several lines, unless nobody was there to write one.
     return type(error) is Py4JError and "\n" not in text
+
+
+@contextmanager
+def scratch_folder(purpose: str) -> Iterator[Path]:
+    """A temporary folder on this host, for what Spark itself writes. Folders that killed processes of
+    this host left behind are deleted, too.
+    """
+    temporary = Path(tempfile.gettempdir())
+    prefix = f"seriatim-{purpose}-{socket.gethostname()}-"
+    for path in temporary.glob(f"{prefix}*"):
+        match = re.fullmatch(rf"{re.escape(prefix)}(\d+)-\w+", path.name)
+        if match and not psutil.pid_exists(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+    folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class SparkReader:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import calc_crc32c, decode_varint
 
+from seriatim.engine.files import SourceFailedError
 from seriatim.engine.holes import KafkaRecordBatch, mark_aborted_batches
 from seriatim.engine.messages import Header
 from seriatim.engine.offsets import OffsetRange, Partition
@@ -34,7 +35,7 @@ from seriatim.kafka.wire import (
     open_connections,
     parse_raw_batches,
 )
-from seriatim.ports import SourceFailedError, UnreadableMessageError
+from seriatim.ports import UnreadableMessageError
 
 FETCH_BYTES = 8 << 20
 ROWS_PER_BATCH = 20_000

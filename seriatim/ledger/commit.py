@@ -6,18 +6,21 @@ When a commit is not confirmed, the ledger is read again:
   hold. Otherwise it is fenced.
 - Nothing new is on it: the same commit is tried again, a few times. Then it is a platform error.
 
-Next: ledger/requirements.py has the requirements, ledger/delta_store.py the store.
+Next: ledger/entries.py has the requirements, ledger/delta_store.py the store.
 """
 
 from __future__ import annotations
 
+from typing import cast
+
 from msgspec.structs import replace
 
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.record_kinds import MAIN_TABLE, table_of_path
+from seriatim.engine.records import MAIN_TABLE, table_of_path
 from seriatim.errors import FencedError, IntegrityError, PlatformError
-from seriatim.ledger.model import Change, Entry, Ledger, Manifest, apply_entry, encode_manifest
-from seriatim.ledger.requirements import unmet_requirements, without_held
+from seriatim.ledger.entries import AnyEntry, Entry, StartEntry, apply_entry
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Change, Ledger
 from seriatim.ports import Clock, CommitConflictError, LedgerHead, LedgerStore
 
 TRIES_MAX = 5
@@ -73,8 +76,7 @@ def start_ledger(
 
     If another run created it at the same time, the head of that one is returned.
     """
-    entry = Entry(
-        kind="start",
+    entry = StartEntry(
         attempt=attempt,
         changes=changes,
     )
@@ -93,8 +95,8 @@ def commit(
     store: LedgerStore,
     clock: Clock,
     head: LedgerHead,
-    entry: Entry,
-) -> tuple[LedgerHead, Entry]:
+    entry: AnyEntry,
+) -> tuple[LedgerHead, AnyEntry]:
     """Commit an entry on the ledger. Returns the head that has it, and the entry as committed.
 
     1. Build the entry on top of the head, or raise `FencedError` if its requirements do not hold.
@@ -109,19 +111,21 @@ def commit(
     for attempt in range(TRIES_MAX):
         # 1. The entry on top of the head.
         entry_for_head = _entry_for_head(store, entry, head)
-        ledger_after, manifest = build_manifest(entry_for_head, head.ledger)
+        manifest = build_manifest(entry_for_head, head.ledger)
+        # It is the entry that was given, with its place in the ledger, so it has the same type.
+        committed_entry = cast("AnyEntry", manifest.entry)
         # 2. The manifest. One that no commit ever names is swept later.
-        path, sha256 = store.put_manifest(ledger_after.sequence, encode_manifest(manifest))
+        reference = store.put_manifest(manifest)
         crash_point("manifest-written")
         expected_head = head if head.ledger.sequence >= 0 else None
         try:
             # 3. Compare and set.
-            store.compare_and_set(expected_head, manifest.entry, path, sha256)
+            store.compare_and_set(expected_head, manifest.entry, reference)
         except CommitConflictError as conflict:
             # 4. Not confirmed, which is not the same as not done: the answer may have got lost.
             head_now = store.head(stream_of_head(head))
-            if store.has_manifest(sha256, head.ledger.sequence):
-                return _write_witness(store, head_now or head), manifest.entry
+            if store.has_manifest(reference.sha256, head.ledger.sequence):
+                return _write_witness(store, head_now or head), committed_entry
             if head_now is not None:
                 head = head_now
             clock.sleep(0.05 * 2**attempt)
@@ -129,7 +133,7 @@ def commit(
             continue
         # 5. The witness.
         committed_head = store.head(stream_of_head(head)) or head
-        return _write_witness(store, committed_head), manifest.entry
+        return _write_witness(store, committed_head), committed_entry
     raise PlatformError(
         f"{head.ledger.stream}: the commit was refused {TRIES_MAX} times and nobody else's is there",
         cause=last_conflict[:400],
@@ -168,8 +172,8 @@ def _entry_for_head(store: LedgerStore, proposed: Entry, head: LedgerHead) -> En
     findings about what others did to the table. `FencedError` if its requirements do not hold.
     """
     ledger = head.ledger
-    entry = without_held(proposed, ledger)
-    unmet = unmet_requirements(entry, ledger)
+    entry = proposed.without_held_partitions(ledger)
+    unmet = entry.unmet_requirements(ledger)
     removed = {path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE}
     if removed:
         replaced_by_others = sorted(removed - store.active_paths(head))
@@ -185,8 +189,7 @@ def _entry_for_head(store: LedgerStore, proposed: Entry, head: LedgerHead) -> En
     return replace(entry, findings=(*entry.findings, *head.foreign_findings))
 
 
-def build_manifest(entry: Entry, ledger: Ledger) -> tuple[Ledger, Manifest]:
-    """The ledger after an entry, and the manifest that holds both."""
+def build_manifest(entry: Entry, ledger: Ledger) -> Manifest:
+    """An entry on top of a ledger, and the ledger after it."""
     entry = replace(entry, sequence=ledger.sequence + 1, previous=ledger.sha256)
-    ledger_after = apply_entry(entry, ledger)
-    return ledger_after, Manifest(entry=entry, ledger=ledger_after)
+    return Manifest(entry=entry, ledger=apply_entry(entry, ledger))

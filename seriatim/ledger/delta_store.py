@@ -1,56 +1,47 @@
 """The ledger in Delta: entries are commits on the records table, made by compare-and-set. The
-manifests and the witness are files beside it.
+manifests and the witness are files beside it (ledger/manifests.py).
 
-A commit is made on the same loaded table object that was checked, never reloaded in between. It
-carries the stream's app id and no retries: delta-rs would otherwise rebase the append of a run that
-was thought dead, and accept it.
+A commit is made on the same loaded table object that was checked, never reloaded in between
+(storage/delta_table.py).
 
 Next: ledger/commit.py decides what a refused commit means.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
-import time
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 import pyarrow as pa
-from deltalake import CommitProperties, DeltaTable
-from deltalake.exceptions import DeltaError
-from deltalake.transaction import AddAction, RemoveAction
+from deltalake import DeltaTable
 from msgspec import MsgspecError, Struct
 from msgspec.structs import replace
 
+from seriatim.engine.files import File
 from seriatim.engine.findings import Finding
-from seriatim.engine.record_kinds import MAIN_TABLE, table_of_path
-from seriatim.errors import ConfigError, IntegrityError, ensure
-from seriatim.ledger.model import Change, Entry, File, Ledger, Manifest, decode_manifest
-from seriatim.ports import CommitConflictError, LedgerHead
-from seriatim.storage.delta import (
-    COMMIT_METADATA_KEY,
-    add_actions_by_path,
-    column_types,
-    commit_history,
-    commit_properties,
-    first_line,
-    table_column_types,
+from seriatim.engine.records import MAIN_TABLE, table_of_path
+from seriatim.errors import ConfigError, IntegrityError
+from seriatim.ledger.entries import CompactEntry, Entry
+from seriatim.ledger.manifests import (
+    MANIFEST_FOLDER,
+    MANIFEST_FORMAT,
+    Manifest,
+    ManifestFiles,
+    ManifestReference,
+    UnreadableManifestError,
+    UnreadableWitnessError,
+    Witness,
 )
-from seriatim.storage.files import file_names, sweep_drafts, sync, sync_log, write_file
+from seriatim.ledger.model import Ledger
+from seriatim.ports import CommitConflictError, LedgerHead
+from seriatim.storage.delta_table import STORAGE_ERRORS, MarkedTable, TableCommit, first_line
+from seriatim.storage.further_tables import RECORD_TABLE_SETTINGS, record_table_file
+from seriatim.storage.store import Store
 
-MANIFEST_NAME = re.compile(r"\d{10,}-[0-9a-f]{64}\.json\.zst")
-TABLE_SETTINGS = {
-    "delta.logRetentionDuration": "interval 3650 days",
-    "delta.enableExpiredLogCleanup": "false",
-    "delta.dataSkippingStatsColumns": "offset",
-}
-"""The log is kept longer than any audit looks back. Statistics have `offset` alone: delta-rs drops
-rows under a filter where the statistics of a file lack a column that it expects.
-"""
+log = logging.getLogger(__name__)
 
 
 class CommitMark(Struct, frozen=True, kw_only=True):
@@ -62,6 +53,10 @@ class CommitMark(Struct, frozen=True, kw_only=True):
     version: int = -1
     """The version of the Delta table that this commit made."""
 
+    def manifest_reference(self) -> ManifestReference:
+        """The manifest of the entry."""
+        return ManifestReference(self.sequence, self.manifest, self.sha256)
+
 
 class DeltaLedger:
     """The ledger of one stream, below the stream's output path. Without a schema it can only be
@@ -70,14 +65,19 @@ class DeltaLedger:
 
     def __init__(
         self,
-        root: Path,
+        store: Store,
         schema: pa.Schema | None = None,
         partition_by: tuple[str, ...] = (),
     ) -> None:
-        self.root = root
-        self.schema = schema
-        self.partition_by = partition_by
-        self.table_path = root / "records"
+        self.store = store
+        self.table = MarkedTable(
+            store,
+            "records",
+            schema,
+            partition_by=partition_by,
+            settings=RECORD_TABLE_SETTINGS,
+        )
+        self._manifests = ManifestFiles(store)
         self._synced_sequence = -1
         """The last entry that this process committed and synced to the disk."""
 
@@ -87,9 +87,11 @@ class DeltaLedger:
         if table is None:
             return None
         mark, foreign_findings = self._last_entry(stream, table)
-        ledger = self._read_manifest(stream, mark).ledger
+        with _reading_manifest(stream):
+            manifest = self._manifests.read_ledger(mark.manifest_reference())
+        _refuse_other_manifest(stream, mark, manifest.entry.sequence, manifest.ledger)
         self._refuse_other_schema(stream, table)
-        return LedgerHead(ledger, table, foreign_findings)
+        return LedgerHead(manifest.ledger, table, foreign_findings, manifest.format)
 
     def ledger_at(self, stream: str, sequence: int) -> Ledger:
         """The ledger as of an earlier entry."""
@@ -104,7 +106,7 @@ class DeltaLedger:
         table = self._load_table(stream)
         marks: list[CommitMark] = []
         if table is not None:
-            for mark in _entry_marks(stream, table):
+            for mark in self._entry_marks(stream, table):
                 if mark.sequence <= after:
                     break
                 marks.append(mark)
@@ -114,20 +116,15 @@ class DeltaLedger:
         """The Delta version that entry `sequence` made."""
         return self._find_mark(stream, sequence).version
 
-    def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
-        """Store a manifest under its own hash. Returns its path and the hash."""
-        packed = pa.compress(content, codec="zstd", asbytes=True)
-        sha256 = hashlib.sha256(packed).hexdigest()
-        path = f"manifests/{sequence:010d}-{sha256}.json.zst"
-        write_file(self.root / path, packed)
-        return path, sha256
+    def put_manifest(self, manifest: Manifest) -> ManifestReference:
+        """Store a manifest under its own hash."""
+        return self._manifests.write(manifest)
 
     def compare_and_set(
         self,
         head: LedgerHead | None,
         entry: Entry,
-        manifest: str,
-        sha256: str,
+        manifest: ManifestReference,
     ) -> None:
         """Make one Delta commit on exactly the table object of `head`, and sync it to the disk.
         Raises `CommitConflictError` if either is not confirmed.
@@ -135,29 +132,40 @@ class DeltaLedger:
         mark = {
             "sequence": entry.sequence,
             "previous": entry.previous,
-            "manifest": manifest,
-            "sha256": sha256,
+            "manifest": manifest.path,
+            "sha256": manifest.sha256,
         }
-        properties = commit_properties(mark, entry.sequence)
-        # Nothing is retried inside delta-rs, so the commit becomes the version after the one that
-        # was loaded.
-        version = 0 if head is None else head.token.version() + 1
-        try:
-            if head is None:
-                self._create_table(properties)
-            else:
-                self._commit_entry(head.token, entry, properties)
-            sync_log(self.table_path, version)
-            self._synced_sequence = entry.sequence
-        except (DeltaError, OSError) as error:
-            raise CommitConflictError(str(error)) from error
+        adds = []
+        for change in entry.changes:
+            for file in change.records:
+                if self.store.size(file.path) != file.size_bytes:
+                    raise CommitConflictError(
+                        f"{file.path} is not there: another run has swept it, or the disk lost it"
+                    )
+                adds.append(record_table_file(change.partition, file))
+        self.table.commit(
+            None if head is None else head.token,
+            mark,
+            adds,
+            [path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE],
+            data_change=not isinstance(entry, CompactEntry),
+        )
+        self._synced_sequence = entry.sequence
+        if head is not None and head.format < MANIFEST_FORMAT:
+            log.warning(
+                "%s: this output is now written in format %d; versions before 0.2.0 refuse it",
+                head.ledger.stream,
+                MANIFEST_FORMAT,
+                extra={"fields": {"format": MANIFEST_FORMAT}},
+            )
 
     def has_manifest(self, sha256: str, after: int) -> bool:
         """Whether an entry later than sequence `after` names this manifest."""
-        table = self._load_table(self.root.name)
+        stream = self._folder_name()
+        table = self._load_table(stream)
         if table is None:
             return False
-        for mark in _entry_marks(self.root.name, table):
+        for mark in self._entry_marks(stream, table):
             if mark.sequence <= after:
                 return False
             if mark.sha256 == sha256:
@@ -167,7 +175,7 @@ class DeltaLedger:
     def differing_files(self) -> list[str]:
         """The file that `verify` reported as different from its entry, if any."""
         try:
-            report = json.loads((self.root / "differs.json").read_bytes())
+            report = json.loads(self.store.read("differs.json"))
             return [str(report["file"])]
         except (OSError, ValueError, KeyError, TypeError):
             # A report that cannot be read is no loss: verify finds the difference again.
@@ -179,14 +187,14 @@ class DeltaLedger:
         If the file is lost, findings are reported again. They are never left out.
         """
         try:
-            reported = json.loads((self.root / "told.json").read_bytes())
+            reported = json.loads(self.store.read("told.json"))
             return int(reported["sequence"])
         except (OSError, ValueError, KeyError, TypeError, OverflowError):
             return -1
 
     def put_reported_sequence(self, sequence: int) -> None:
         """Note that the findings of every entry up to this one were reported."""
-        write_file(self.root / "told.json", json.dumps({"sequence": sequence}).encode())
+        self.store.replace("told.json", json.dumps({"sequence": sequence}).encode())
 
     def active_paths(self, head: LedgerHead) -> set[str]:
         """The paths of the record files in the table as of `head`."""
@@ -195,174 +203,80 @@ class DeltaLedger:
 
     def active_files(self, head: LedgerHead) -> list[File]:
         """The record files in the table as of `head`, with what the Delta log says about each."""
-        return _files_of_table(head.token)
+        return self._files(head.token)
 
     def files_at(self, stream: str, sequence: int) -> list[File]:
         """The record files in the table after an earlier entry."""
-        version = self.delta_version(stream, sequence)
-        try:
-            return _files_of_table(DeltaTable(self.table_path, version=version))
-        except DeltaError as error:
-            raise _unreadable_error(stream, first_line(error)) from error
+        loaded = self._load_table(stream, self.delta_version(stream, sequence))
+        return self._files(loaded) if loaded is not None else []
+
+    def _files(self, loaded: DeltaTable) -> list[File]:
+        files = []
+        for table_file in self.table.files(loaded).values():
+            file = File(
+                path=table_file.key,
+                size_bytes=table_file.size_bytes,
+                rows=table_file.rows or 0,
+                digest="",
+                first_offset=table_file.lowest["offset"],
+                last_offset=table_file.highest["offset"],
+            )
+            files.append(file)
+        return files
 
     def sweep(self, head: LedgerHead) -> list[str]:
-        """Delete drafts, and manifests of entries up to `head` that were never committed. Returns
-        the deleted paths.
+        """Delete unfinished files, and manifests of entries up to `head` that were never committed.
+        Returns the deleted paths.
         """
-        manifest_folder = self.root / "manifests"
-        swept = list(sweep_drafts(self.root))
-        swept += [f"manifests/{name}" for name in sweep_drafts(manifest_folder)]
+        # Only the notes beside the folders: what is in them may still be written by other runs.
+        swept = self.store.delete_unfinished("", nested=False)
+        swept += self.store.delete_unfinished(MANIFEST_FOLDER)
         # An entry has exactly one manifest. Only where there are several of one number is it worth
         # reading the whole log to learn which of them was committed.
         candidates: set[str] = set()
-        for sequence, paths in self._manifest_paths_by_sequence().items():
-            if sequence <= head.ledger.sequence and len(paths) > 1:
-                candidates.update(paths)
+        for sequence, references in self._manifests.references_by_sequence().items():
+            if sequence <= head.ledger.sequence and len(references) > 1:
+                candidates.update(reference.path for reference in references)
         if not candidates:
             return swept
-        marks = _entry_marks(head.ledger.stream, head.token)
+        marks = self._entry_marks(head.ledger.stream, head.token)
+        # The base of a manifest is a committed one, so bases stay with the others.
         committed = {mark.manifest for mark in marks}
-        uncommitted = sorted(candidates - committed)
-        for path in uncommitted:
-            (self.root / path).unlink(missing_ok=True)
-        return swept + uncommitted
-
-    def _manifest_paths_by_sequence(self) -> dict[int, list[str]]:
-        paths_by_sequence: dict[int, list[str]] = {}
-        for name in file_names(self.root / "manifests"):
-            if MANIFEST_NAME.fullmatch(name):
-                sequence = int(name.partition("-")[0])
-                paths_by_sequence.setdefault(sequence, []).append(f"manifests/{name}")
-        return paths_by_sequence
+        return swept + self.store.delete(candidates - committed)
 
     def witness(self) -> tuple[int, str] | None:
         """The last entry that head.json knows, as its sequence and hash. None: no such file."""
         try:
-            noted = json.loads((self.root / "head.json").read_bytes())
-            return int(noted["sequence"]), str(noted["sha256"])
-        except FileNotFoundError:
-            return None
-        except (ValueError, KeyError, TypeError, OverflowError):
+            witness = self._manifests.witness()
+        except UnreadableWitnessError:
             raise IntegrityError(
-                f"{self.root.name}: head.json cannot be read",
+                f"{self._folder_name()}: head.json cannot be read",
                 cause="it was changed by somebody else: it is always replaced as a whole",
-                next=f"restore {self.root / 'head.json'} from a backup,\n"
+                next=f"restore {self.store.url}/head.json from a backup,\n"
                 "or move it away after looking at the ledger",
             ) from None
+        return None if witness is None else (witness.sequence, witness.sha256)
 
     def put_witness(self, sequence: int, sha256: str) -> None:
         """Write the last entry to head.json, after its commit is on the disk."""
         if sequence != self._synced_sequence:
             # Another process made that commit, or ours was not confirmed. It may still be in the
             # page cache alone, and a witness must never be ahead of its log after a power cut.
-            sync_log(self.table_path)
-        content = json.dumps({"sequence": sequence, "sha256": sha256})
-        write_file(self.root / "head.json", content.encode())
+            self.store.sync_delta_log("records")
+        self._manifests.put_witness(Witness(sequence, sha256))
 
     def archive_witness(self, reason: str) -> str:
         """Move head.json to a file that also has the reason, and return that file's path."""
-        noted = json.loads((self.root / "head.json").read_bytes())
-        path = f"head-{noted['sequence']}-{noted['sha256'][:12]}.json"
-        noted["accepted because"] = reason
-        # The copy is written before the original goes: a process killed in between still has its
-        # witness.
-        write_file(self.root / path, json.dumps(noted).encode())
-        (self.root / "head.json").unlink()
-        sync(self.root)
-        return path
+        return self._manifests.archive_witness(reason)
 
-    def _create_table(self, properties: CommitProperties) -> None:
-        ensure(self.schema is not None, "a ledger is created with a schema")
-        assert self.schema is not None
-        DeltaTable.create(
-            self.table_path,
-            schema=self.schema,
-            mode="error",
-            partition_by=list(self.partition_by) or None,
-            configuration=TABLE_SETTINGS,
-            commit_properties=properties,
-        )
+    def _folder_name(self) -> str:
+        """The last part of the output path, for messages where the stream's name is not known."""
+        return self.store.url.rpartition("/")[2]
 
-    def _commit_entry(
-        self,
-        table: DeltaTable,
-        entry: Entry,
-        properties: CommitProperties,
-    ) -> None:
-        data_change = entry.kind != "compact"
-        actions: list[AddAction | RemoveAction] = []
-        for change in entry.changes:
-            actions += [self._add_action(change, file, data_change) for file in change.records]
-        actions.extend(self._remove_actions(table, entry.removed_paths, data_change))
-        table.create_write_transaction(
-            actions,
-            "append",
-            table.schema(),
-            partition_by=list(self.partition_by) or None,
-            commit_properties=properties,
-        )
-
-    def _remove_actions(
-        self,
-        table: DeltaTable,
-        paths: Iterable[str],
-        data_change: bool,
-    ) -> list[RemoveAction]:
-        """The actions that remove these files. A file that is not in the table is a conflict:
-        delta-rs itself would remove any path without a complaint.
-        """
-        removed = set()
-        for path in paths:
-            if table_of_path(path) == MAIN_TABLE:
-                removed.add(path.removeprefix("records/"))
-        if not removed:
-            return []
-        active = add_actions_by_path(table)
-        not_active = sorted(removed - set(active))
-        if not_active:
-            raise CommitConflictError(
-                f"{not_active[0]} is not in the table: another run has replaced it"
-            )
-        now_ms = int(time.time() * 1000)
-        actions = []
-        for path in removed:
-            add = active[path]
-            values = {name: str(add["partition"][name]) for name in self.partition_by}
-            actions.append(RemoveAction(path, data_change, now_ms, add["size_bytes"], values))
-        return actions
-
-    def _add_action(
-        self,
-        change: Change,
-        file: File,
-        data_change: bool,
-    ) -> AddAction:
-        full_path = self.root / file.path
-        if not full_path.is_file() or full_path.stat().st_size != file.size_bytes:
-            raise CommitConflictError(
-                f"{file.path} is not there: another run has swept it, or the disk lost it"
-            )
-        partition = {"topic": change.partition.topic, "partition": str(change.partition.number)}
-        stats = {
-            "numRecords": file.rows,
-            "minValues": {"offset": file.first_offset},
-            "maxValues": {"offset": file.last_offset},
-        }
-        return AddAction(
-            path=file.path.removeprefix("records/"),
-            size=file.size_bytes,
-            partition_values={name: partition[name] for name in self.partition_by},
-            modification_time=int(time.time() * 1000),
-            data_change=data_change,
-            stats=json.dumps(stats),
-        )
-
-    def _load_table(self, stream: str) -> DeltaTable | None:
-        if not DeltaTable.is_deltatable(str(self.table_path)):
-            return None
+    def _load_table(self, stream: str, version: int | None = None) -> DeltaTable | None:
         try:
-            return DeltaTable(self.table_path)
-        except DeltaError as error:
+            return self.table.load(version)
+        except STORAGE_ERRORS as error:
             raise _unreadable_error(stream, first_line(error)) from error
 
     def _last_entry(self, stream: str, table: DeltaTable) -> tuple[CommitMark, list[Finding]]:
@@ -370,32 +284,33 @@ class DeltaLedger:
         data.
         """
         foreign_findings: list[Finding] = []
-        for commit in _commits(stream, table):
-            if COMMIT_METADATA_KEY in commit:
+        for commit in self._commits(stream, table):
+            if commit.mark is not None:
                 return _parse_mark(stream, commit), foreign_findings
-            if self._has_data_change(commit["version"]):
+            if commit.changes_data:
                 foreign_findings.append(_foreign_finding(commit))
         raise ConfigError(
-            f"{stream}: {self.table_path} is a Delta table that Seriatim did not make",
+            f"{stream}: {self.table.url} is a Delta table that Seriatim did not make",
             next="give the stream an output path of its own",
         )
 
-    def _has_data_change(self, version: int) -> bool:
-        """Whether a commit added or removed rows; rewriting files alone (OPTIMIZE) does not count."""
-        commit_file = self.table_path / "_delta_log" / f"{version:020d}.json"
-        for line in commit_file.read_text().splitlines():
-            if not line.strip():
-                continue
-            action = json.loads(line)
-            file_action = action.get("add") or action.get("remove")
-            if file_action and file_action.get("dataChange"):
-                return True
-        return False
+    def _commits(self, stream: str, table: DeltaTable) -> Iterator[TableCommit]:
+        """All commits of a table, newest first."""
+        try:
+            yield from self.table.commits(table)
+        except STORAGE_ERRORS as error:
+            raise _unreadable_error(stream, first_line(error)) from error
+
+    def _entry_marks(self, stream: str, table: DeltaTable) -> Iterator[CommitMark]:
+        """The marks of all entries, newest first. Commits of others are left out."""
+        for commit in self._commits(stream, table):
+            if commit.mark is not None:
+                yield _parse_mark(stream, commit)
 
     def _find_mark(self, stream: str, sequence: int) -> CommitMark:
         table = self._load_table(stream)
         if table is not None and sequence >= 0:
-            for mark in _entry_marks(stream, table):
+            for mark in self._entry_marks(stream, table):
                 if mark.sequence == sequence:
                     return mark
                 if mark.sequence < sequence:
@@ -407,106 +322,74 @@ class DeltaLedger:
 
     def _read_manifest(self, stream: str, mark: CommitMark) -> Manifest:
         """The manifest that a commit names. Its hash, its entry and its stream must be as named."""
-        path = mark.manifest
-        try:
-            packed = (self.root / path).read_bytes()
-        except OSError as error:
-            raise _unreadable_error(stream, f"manifest {path}: {error.strerror}") from None
-        if hashlib.sha256(packed).hexdigest() != mark.sha256:
-            raise _unreadable_error(
-                stream, f"manifest {path} is not what entry {mark.sequence} names: its hash differs"
-            )
-        content = pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read()
-        try:
-            manifest = decode_manifest(content)
-        except MsgspecError as error:
-            raise _unreadable_error(stream, f"manifest {path}: {error}") from error
-        if manifest.entry.sequence != mark.sequence:
-            raise _unreadable_error(
-                stream,
-                f"manifest {path} is of entry {manifest.entry.sequence}, not {mark.sequence}",
-            )
-        if manifest.ledger.stream != stream:
-            raise ConfigError(
-                f"{stream}: its output path holds stream {manifest.ledger.stream!r}",
-                next="give each stream its own path",
-            )
-        # A manifest cannot contain its own hash, so the ledger gets it here.
-        ledger = replace(manifest.ledger, sha256=mark.sha256)
-        return replace(manifest, ledger=ledger)
+        with _reading_manifest(stream):
+            manifest = self._manifests.read(mark.manifest_reference())
+        _refuse_other_manifest(stream, mark, manifest.entry.sequence, manifest.ledger)
+        return manifest
 
     def _refuse_other_schema(self, stream: str, table: DeltaTable) -> None:
-        if self.schema is None:
+        if self.table.schema is None:
             return
         partition_columns = table.metadata().partition_columns
-        if partition_columns != list(self.partition_by):
+        if partition_columns != self.table.partition_by:
             raise ConfigError(
                 f"{stream}: the records are partitioned by {partition_columns}, "
-                f"the stream file says {list(self.partition_by)}",
+                f"the stream file says {self.table.partition_by}",
                 next="set output.partition_by back, or give the stream a new output path",
             )
-        types_in_table = table_column_types(table)
-        types_by_stream = column_types(self.schema)
-        for name in dict.fromkeys([*types_by_stream, *types_in_table]):
-            table_type = types_in_table.get(name)
-            stream_type = types_by_stream.get(name)
-            if table_type != stream_type:
-                raise ConfigError(
-                    f"{stream}: column {name!r} is {table_type or 'not there'} in the records"
-                    f" table, {stream_type or 'not there'} by the stream file and its machine",
-                    next="set the columns back, or give the stream a new output path",
-                )
+        difference = self.table.column_difference(table)
+        if difference is not None:
+            type_in_table = difference.type_in_table or "not there"
+            expected_type = difference.expected_type or "not there"
+            raise ConfigError(
+                f"{stream}: column {difference.name!r} is {type_in_table} in the records table,"
+                f" {expected_type} by the stream file and its machine",
+                next="set the columns back, or give the stream a new output path",
+            )
 
 
-def _files_of_table(table: DeltaTable) -> list[File]:
-    """The files of a table, with what the Delta log says about each."""
-    files = []
-    for add in add_actions_by_path(table).values():
-        file = File(
-            path=f"records/{add['path']}",
-            size_bytes=add["size_bytes"],
-            rows=add["num_records"],
-            digest="",
-            first_offset=add["min"]["offset"],
-            last_offset=add["max"]["offset"],
+@contextmanager
+def _reading_manifest(stream: str) -> Iterator[None]:
+    """Report a manifest that cannot be read as a ledger that cannot be read."""
+    try:
+        yield
+    except UnreadableManifestError as error:
+        path = error.reference.path
+        reason = f"manifest {path}: {error.reason}"
+        if error.actual_sha256:
+            sequence = error.reference.sequence
+            reason = f"manifest {path} is not what entry {sequence} names: {error.reason}"
+        raise _unreadable_error(stream, reason) from error
+
+
+def _refuse_other_manifest(stream: str, mark: CommitMark, sequence: int, ledger: Ledger) -> None:
+    if sequence != mark.sequence:
+        raise _unreadable_error(
+            stream, f"manifest {mark.manifest} is of entry {sequence}, not {mark.sequence}"
         )
-        files.append(file)
-    return files
+    if ledger.stream != stream:
+        raise ConfigError(
+            f"{stream}: its output path holds stream {ledger.stream!r}",
+            next="give each stream its own path",
+        )
 
 
-def _commits(stream: str, table: DeltaTable) -> Iterator[dict[str, Any]]:
-    """All commits of a table, newest first."""
+def _parse_mark(stream: str, commit: TableCommit) -> CommitMark:
     try:
-        yield from commit_history(table)
-    except (DeltaError, ValueError) as error:
-        raise _unreadable_error(stream, first_line(error)) from error
-
-
-def _entry_marks(stream: str, table: DeltaTable) -> Iterator[CommitMark]:
-    """The marks of all entries, newest first. Commits of others are left out."""
-    for commit in _commits(stream, table):
-        if COMMIT_METADATA_KEY in commit:
-            yield _parse_mark(stream, commit)
-
-
-def _parse_mark(stream: str, commit: dict[str, Any]) -> CommitMark:
-    try:
-        mark = msgspec.convert(commit[COMMIT_METADATA_KEY], CommitMark)
+        mark = msgspec.convert(commit.mark, CommitMark)
     except MsgspecError as error:
         raise _unreadable_error(
-            stream, f"the mark of Delta version {commit['version']}: {error}"
+            stream, f"the mark of Delta version {commit.version}: {error}"
         ) from error
-    return replace(mark, version=commit["version"])
+    return replace(mark, version=commit.version)
 
 
-def _foreign_finding(commit: dict[str, Any]) -> Finding:
-    operation = commit.get("operation", "an operation")
-    author = commit.get("engineInfo") or commit.get("clientVersion") or "somebody else"
+def _foreign_finding(commit: TableCommit) -> Finding:
     return Finding(
         finding="foreign",
-        found=f"Delta version {commit['version']}, {operation}",
+        found=f"Delta version {commit.version}, {commit.operation}",
         expected="no commits but Seriatim's on the records table",
-        cause=f"made by {author}",
+        cause=f"made by {commit.author}",
     )
 
 

@@ -5,7 +5,7 @@ A mark opens or closes the gap of a session. Missing offsets are a gap that is c
 is known. A halted partition has an open gap for all its sessions. Folding entries one by one, or
 all of them from the first, gives the same gaps.
 
-Next: operations/derived_tables.py brings the tables `gaps` and `quarantine` up to the ledger with
+Next: operations/followers.py brings the tables `gaps` and `quarantine` up to the ledger with
 these functions.
 """
 
@@ -17,9 +17,12 @@ from typing import Any
 from msgspec import Struct
 from msgspec.structs import asdict, replace
 
+from seriatim.engine.files import File
 from seriatim.engine.findings import GapMark
 from seriatim.engine.offsets import Partition
-from seriatim.ledger.model import Account, Change, Entry, File, Manifest
+from seriatim.ledger.entries import Entry, RepairEntry, SliceEntry
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Account, Change
 
 
 class Gap(Struct, frozen=True, kw_only=True):
@@ -198,7 +201,7 @@ class GapsFold:
             if mark.session is not None and mark.session != gap.session:
                 continue
             # A refold writes marks about the past. They do not close a gap that opened later.
-            opened_later = entry.kind == "repair" and gap.start >= mark.offset
+            opened_later = isinstance(entry, RepairEntry) and gap.start >= mark.offset
             if not opened_later:
                 self._close_gap(number, entry, max(gap.start, mark.offset), mark.closed_by)
 
@@ -252,7 +255,7 @@ class GapsFold:
                 continue
             if halt is not None and (gap.finding, gap.start) == (halt.finding, halt.offset):
                 halt_is_open = True
-            elif entry.kind == "slice" and change.until > gap.start:
+            elif isinstance(entry, SliceEntry) and change.until > gap.start:
                 # The stream file says to pass over the message at which the partition halted.
                 self._close_gap(number, entry, gap.start + 1, "skip")
             elif halt is None:

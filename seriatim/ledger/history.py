@@ -14,17 +14,31 @@ from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, field
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.ledger.model import Account, Change, Entry, EntryKind, File, Manifest
+from seriatim.ledger.entries import (
+    AcceptEntry,
+    Entry,
+    RepairEntry,
+    SliceEntry,
+    StartEntry,
+)
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Account, Change
 
 
 class CommitPoint(Struct, frozen=True):
     """A partition after one entry that changed it."""
 
     sequence: int
-    kind: EntryKind
+    entry_type: type[Entry]
     account: Account
     change: Change
+
+    @property
+    def is_repair(self) -> bool:
+        """Whether a repair made it."""
+        return self.entry_type is RepairEntry
 
     @property
     def is_cut(self) -> bool:
@@ -32,7 +46,7 @@ class CommitPoint(Struct, frozen=True):
 
         What was folded behind its end is void, and new messages take those offsets again.
         """
-        return self.kind == "repair" and self.change.until < self.change.frontier
+        return self.is_repair and self.change.until < self.change.frontier
 
 
 class FileOrigin(Struct, frozen=True):
@@ -75,10 +89,10 @@ class PartitionHistory(Struct):
         account = manifest.ledger.partitions[str(change.partition)]
         # An accept may begin a new topic id, but the files that it writes belong to the old one.
         topic_id = change.topic_id
-        if self.points and entry.kind == "accept":
+        if self.points and isinstance(entry, AcceptEntry):
             topic_id = self.points[-1].account.topic_id
         self._add_files(entry, change, topic_id)
-        point = CommitPoint(entry.sequence, entry.kind, account, change)
+        point = CommitPoint(entry.sequence, type(entry), account, change)
         self._update_findings(entry, point)
         self.points.append(point)
 
@@ -89,7 +103,7 @@ class PartitionHistory(Struct):
         topic_id: str,
     ) -> None:
         for file in change.records:
-            if entry.kind in ("slice", "start"):
+            if isinstance(entry, SliceEntry | StartEntry):
                 origin = FileOrigin(file, topic_id, change.frontier, change.until)
             else:
                 origin = _origin_by_own_offsets(file, topic_id)
@@ -144,7 +158,7 @@ class PartitionHistory(Struct):
                 yield point
             # The repair itself is usable, so its range counts only for the points before it.
             change = point.change
-            if point.kind == "repair" and change.replaced_from >= 0:
+            if point.is_repair and change.replaced_from >= 0:
                 replaced_ranges.append((change.replaced_from, change.replaced_until))
 
     def passed_ranges(self) -> list[OffsetRange]:
@@ -152,7 +166,7 @@ class PartitionHistory(Struct):
         ranges = []
         for point in self.points_of_current_log():
             change = point.change
-            if point.kind == "repair" and change.headless_since >= 0:
+            if point.is_repair and change.headless_since >= 0:
                 ranges.append(OffsetRange(change.frontier, change.until))
         return ranges
 
@@ -160,7 +174,7 @@ class PartitionHistory(Struct):
         """The sessions that a person released by hand, by the frontier at which it was done."""
         releases: dict[int, tuple[str, ...]] = {}
         for point in self.points_of_current_log():
-            if point.kind != "accept":
+            if point.entry_type is not AcceptEntry:
                 continue
             frontier = point.change.frontier
             for mark in point.change.marks:

@@ -1,56 +1,60 @@
-"""The ledger as values: the only truth about what was done. Pure: `apply_entry(entry, ledger)` is
-the ledger after the entry.
+"""The ledger as values: the only truth about what was done. Pure.
 
-An entry is one commit. It says what it did, and what it requires of a ledger that may have moved
-meanwhile (requirements.py). Each entry carries the hash of the one before. Its manifest carries the
-whole ledger value, so the last manifest is all that a run needs. The store only reads, compares and
-sets.
+The ledger value is the whole account of a stream: what is known about each partition, how far it
+was judged, and what failed. Entries change it (entries.py). Each manifest carries the value after
+its entry, so the last one is all that a run needs (manifests.py).
 
-Next: ledger/commit.py commits entries; operations/run.py makes them.
+The circuit is open while a check has failed and nobody repaired or accepted what is bad. A failed
+range is named by its files. It is over when a person accepts it, or when repairs removed all its
+files from the table and a later check found what replaced them good. A compaction only gives it
+other files.
+
+Next: ledger/entries.py has the entries; ledger/commit.py commits them.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections import Counter
+from collections.abc import Iterable
+from typing import Literal
 
-import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.findings import Finding, GapMark
+from seriatim.engine.files import Certificate, File
+from seriatim.engine.findings import FindingsError, GapMark
 from seriatim.engine.offsets import Partition
-from seriatim.engine.session import Counts
 from seriatim.errors import ConfigError, ensure
-from seriatim.kafka.retention import Pace
-from seriatim.ledger.requirements import unmet_requirements
-from seriatim.ledger.verdicts import FailedRange, update_verdict
-
-EntryKind = Literal[
-    "start", "slice", "hold", "release", "repair", "compact", "verdict", "accept", "retire"
-]
-MANIFEST_FORMAT = 3
-"""The format of manifests that is written. A newer one is refused, not guessed at."""
-READABLE_FORMATS = (2, 3)
-"""Formats that can be read: they mean to this version what they meant to their writer."""
 
 
-class File(
-    Struct,
-    frozen=True,
-    rename={"size_bytes": "bytes", "first_offset": "first", "last_offset": "last"},
-):
-    """A file named by an entry."""
+class Pace(Struct, frozen=True, kw_only=True):
+    """How fast a stream was folded lately. Each entry counts twice as much as the entry before."""
 
-    path: str
-    """Below the stream's output path."""
-    size_bytes: int
-    rows: int
-    digest: str
-    """XXH3-128 of the whole file."""
-    first_offset: int = -1
-    """Record files: the lowest offset of its rows."""
-    last_offset: int = -1
-    """Record files: the highest offset of its rows."""
+    at_seconds: float = 0.0
+    """The time of the last entry."""
+    messages: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def rate(self) -> float | None:
+        """Messages folded per second of work; None: nothing was timed yet."""
+        if self.seconds <= 0:
+            return None
+        return self.messages / self.seconds
+
+    def after_entry(self, at_seconds: float, messages: int, took_seconds: float) -> Pace:
+        """The pace after one more entry. Only entries that folded something are timed."""
+        if not messages or took_seconds <= 0:
+            return replace(self, at_seconds=at_seconds)
+        return Pace(
+            at_seconds=at_seconds,
+            messages=self.messages / 2 + messages,
+            seconds=self.seconds / 2 + took_seconds,
+        )
+
+
+HOLE_PREFIX = "hole: "
+"""Begins the names of holes in `Account.counts`, which has findings as well."""
 
 
 class Halt(Struct, frozen=True):
@@ -102,13 +106,68 @@ class Account(
     """Message time: the largest timestamp so far, where sessions expire by it."""
     counts: dict[str, int] = field(default_factory=dict)
     """Findings and holes by name, since the initial frontier."""
+    archived_until: int = -1
+    """For what comes: the messages before this offset are in the archive. Always -1 in this version:
+    nothing is archived.
+    """
+    life: int = 0
+    """For what comes: how often Kafka gave offsets of this topic id to other messages. The archive
+    has a folder for each life. Always 0 in this version.
+    """
+
+
+class FailedRange(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"judged_until": "judged", "replaced_by_sequence": "replaced"},
+):
+    """A range of one partition's output that a check found bad."""
+
+    partition: str
+    epoch: int
+    """The epoch that was judged. A repair or an accept meanwhile raises it, and the verdict is
+    void.
+    """
+    start: int
+    until: int
+    files: tuple[str, ...] = ()
+    """The record files that are bad, as far as that is known. None if a promise is broken for which
+    no single file is to blame.
+    """
+    judged_until: int
+    """The entry up to which it was judged. `accept --sequence` names it."""
+    replaced_by_sequence: int = -1
+    """The repair that removed the last of its files. The next good check ends the range."""
+
+
+class Totals(Struct, frozen=True, kw_only=True):
+    """What was done to a stream since it began. No total ever falls, whatever a repair takes back."""
+
+    messages: int = 0
+    """Messages that were folded for the first time."""
+    records: int = 0
+    """Records by which the table `records` grew. One that a repair writes again counts once."""
+    bytes_written: int = 0
+    """The size of all files that entries added: records, state and quarantined messages."""
+    findings: dict[str, int] = field(default_factory=dict)
+    """Findings by kind, sorted."""
+    refolded_messages: int = 0
+    """Messages that repairs folded again."""
+    fold_seconds: float = 0.0
+    """How long reading and folding of slices took."""
 
 
 class Ledger(
     Struct,
     frozen=True,
     kw_only=True,
-    rename={"judged_until": "judged", "failed_ranges": "failed", "foreign_sequence": "foreign"},
+    rename={
+        "judged_until": "judged",
+        "failed_ranges": "failed",
+        "foreign_sequence": "foreign",
+        "stored_totals": "totals",
+    },
 ):
     """The whole account of a stream as of one entry."""
 
@@ -137,6 +196,25 @@ class Ledger(
     """By `topic/number`, sorted."""
     pace: Pace = Pace()
     """How fast the stream was folded recently. It is shown to people and decides nothing."""
+    stored_totals: Totals | None = None
+    """The totals since the stream began; None before the first entry of format 4."""
+    columns: dict[str, str] = field(default_factory=dict)
+    """For what comes: the types of the columns that were added to the table `records` since it was
+    created, by name. Always empty in this version.
+    """
+    promoted_from: str = ""
+    """For what comes: the branch whose output last replaced that of the stream. Always empty in this
+    version.
+    """
+
+    @property
+    def totals(self) -> Totals:
+        """What was done since the stream began. If earlier versions wrote the ledger, the totals
+        begin with what its accounts know.
+        """
+        if self.stored_totals is not None:
+            return self.stored_totals
+        return _totals_of_accounts(self.partitions.values())
 
     def account(self, partition: Partition) -> Account | None:
         """What is known about a partition; None if it is not known."""
@@ -147,33 +225,17 @@ class Ledger(
         return [Partition.parse(name) for name in self.partitions]
 
 
-class Certificate(Struct, frozen=True, kw_only=True, rename={"message_time_ms": "time"}):
-    """Proof for one partition and slice: every offset from `start` to `until` is accounted for."""
-
-    partition: Partition
-    epoch: int
-    start: int
-    until: int
-    counts: Counts
-    holes: dict[str, int] = field(default_factory=dict)
-    """Missing offsets by cause."""
-    digests: dict[str, str] = field(default_factory=dict)
-    first_timestamp: int | None = None
-    last_timestamp: int | None = None
-    sessions: int = 0
-    message_time_ms: int = -1
-    """The partition's message time, where sessions expire by it."""
-
-    def __post_init__(self) -> None:
-        accounted = self.counts.messages + sum(self.holes.values())
-        ensure(
-            accounted == self.until - self.start,
-            "a certificate accounts for every offset",
-            partition=str(self.partition),
-            start=self.start,
-            until=self.until,
-            found=accounted,
-        )
+def _totals_of_accounts(accounts: Iterable[Account]) -> Totals:
+    messages = 0
+    records = 0
+    findings = Counter[str]()
+    for account in accounts:
+        messages += account.messages
+        records += account.records
+        for name, count in account.counts.items():
+            if not name.startswith(HOLE_PREFIX):
+                findings[name] += count
+    return Totals(messages=messages, records=records, findings=dict(sorted(findings.items())))
 
 
 class Change(
@@ -241,118 +303,16 @@ class Change(
         return files
 
 
-class Entry(
-    Struct,
-    frozen=True,
-    kw_only=True,
-    rename={
-        "product_version": "product",
-        "removed_paths": "removed",
-        "hold": "held",
-        "resumed_hold": "resumes",
-        "judged_after": "since",
-        "judged_until": "judged",
-        "failed_ranges": "failed",
-    },
-):
-    """One commit: what it did, and what it requires."""
-
-    kind: EntryKind
-    attempt: str
-    run: str = ""
-    product_version: str = ""
-    machine: str = ""
-    shape: str = ""
-    state_version: int = 0
-    sequence: int = -1
-    previous: str = ""
-    changes: tuple[Change, ...] = ()
-    removed_paths: tuple[str, ...] = ()
-    """Record files that leave their table (repair, compact)."""
-    findings: tuple[Finding, ...] = ()
-    hold: str | None = None
-    """The hold that this entry takes, gives back or works under."""
-    resumed_hold: str | None = None
-    """Hold: the hold that it takes over from a repair that has ended."""
-    request: str = ""
-    """Hold: what the repair was asked to do, so that it can be resumed by its id alone."""
-    verdict: dict[str, str] = field(default_factory=dict)
-    """Verdict: good or bad by partition, for the entries after `judged_after` up to
-    `judged_until`.
-    """
-    judged_after: int = -1
-    judged_until: int = -1
-    """Accept: failed ranges that were judged up to this entry are right as they are."""
-    failed_ranges: tuple[FailedRange, ...] = ()
-    """Verdict: what is bad."""
-    reason: str = ""
-    peak_memory_bytes: int = 0
-    at_seconds: float = 0.0
-    """The time at which it was made. It decides nothing except how long replaced files stay on
-    disk.
-    """
-    took_seconds: float = 0.0
-    """Slice: how long reading and folding took."""
-
-
-class Manifest(Struct, frozen=True, kw_only=True):
-    """What an entry's file holds: the entry, and the whole ledger after it."""
-
-    format: int = MANIFEST_FORMAT
-    entry: Entry
-    ledger: Ledger
-
-
-def apply_entry(entry: Entry, ledger: Ledger) -> Ledger:
-    """The ledger after an entry, whose requirements must hold."""
-    unmet = unmet_requirements(entry, ledger)
-    ensure(
-        not unmet,
-        "an entry is applied only where its requirements hold",
-        unmet="; ".join(unmet),
+def unmoved_change(partition: Partition, account: Account) -> Change:
+    """A change that leaves a partition where it is. Callers replace what they do change."""
+    return Change(
+        partition=partition,
+        epoch=account.epoch,
+        frontier=account.frontier,
+        until=account.frontier,
+        topic_id=account.topic_id,
+        initial_frontier=account.initial_frontier,
     )
-    partitions = dict(ledger.partitions)
-    for change in entry.changes:
-        account = ledger.account(change.partition)
-        if entry.kind == "accept":
-            account_after = _apply_accept(change, account)
-        else:
-            account_after = _apply_change(entry, change, account)
-        partitions[str(change.partition)] = account_after
-    ledger_after = replace(
-        ledger,
-        sequence=ledger.sequence + 1,
-        partitions=dict(sorted(partitions.items())),
-        machine=ledger.machine or entry.machine,
-        shape=ledger.shape or entry.shape,
-        state_version=max(ledger.state_version, entry.state_version),
-        pace=_next_pace(entry, ledger.pace),
-    )
-    return update_verdict(entry, ledger_after)
-
-
-def _new_account(change: Change) -> Account:
-    return Account(
-        topic_id=change.topic_id,
-        frontier=change.initial_frontier,
-        initial_frontier=change.initial_frontier,
-    )
-
-
-def _apply_change(entry: Entry, change: Change, account: Account | None) -> Account:
-    if account is None:
-        account = _new_account(change)
-    if entry.kind == "hold":
-        return replace(account, hold=entry.hold)
-    if entry.kind == "release":
-        return replace(account, hold=None)
-    if entry.kind == "retire":
-        return replace(account, retired=True)
-    if entry.kind == "compact":
-        return _apply_compaction(change, account)
-    if entry.kind == "repair":
-        return _apply_repair(change, account)
-    return _apply_slice(entry, change, account)
 
 
 def state_files_after(change: Change, account: Account) -> tuple[File, ...]:
@@ -373,153 +333,89 @@ def state_files_after(change: Change, account: Account) -> tuple[File, ...]:
     return (*account.state, new_file)
 
 
-def _apply_compaction(change: Change, account: Account) -> Account:
-    """The oldest state files become fewer; files that slices added meanwhile stay on top of them."""
-    if change.state is None:
-        return account
-    newer_files = account.state[len(change.merged_state_paths) :]
-    return replace(account, state=(*change.state, *newer_files))
-
-
-def _apply_repair(change: Change, account: Account) -> Account:
-    """Records, state and frontier as the repair wrote them, in a new epoch."""
-    added_rows = sum(file.rows for file in change.records)
-    log_end = change.log_end or account.log_end
-    message_time_ms = account.message_time_ms
-    if change.until < account.frontier:
-        # The repair followed a truncated log back.
-        log_end = change.until
-        message_time_ms = change.message_time_ms
-    return replace(
-        account,
-        epoch=account.epoch + 1,
-        frontier=change.until,
-        state=account.state if change.state is None else change.state,
-        halt=change.halt,
-        hold=None,
-        headless_since=min(change.until, max(account.headless_since, change.headless_since)),
-        log_end=log_end,
-        message_time_ms=message_time_ms,
-        records=account.records + added_rows - change.removed_rows,
-        quarantined=change.quarantined,
+def refuse_open_circuit(ledger: Ledger, on_check_failure: str) -> None:
+    """Refuse to fold on while the circuit is open, if the stream file says so."""
+    if ledger.circuit == "closed" or on_check_failure != "stop":
+        return
+    descriptions = [describe_failed_range(failed) for failed in ledger.failed_ranges[:10]]
+    raise FindingsError(
+        f'{ledger.stream}: a check failed, and the stream says on_check_failure = "stop"',
+        failed="\n".join(descriptions),
+        next=circuit_advice(ledger),
     )
 
 
-FINDINGS_ENDED_BY_ACCEPT = ("re-created", "expired")
-"""Findings about a topic that end when it is accepted as it is. The next run judges it anew."""
-
-
-def _apply_accept(change: Change, account: Account | None) -> Account:
-    """A partition after a person's decision: it is read again, or begins with a new topic id."""
-    if account is None:
-        return _new_account(change)
-    if change.topic_id == account.topic_id:
-        return _apply_accept_of_same_topic(change, account)
-    return replace(
-        account,
-        topic_id=change.topic_id,
-        epoch=account.epoch + 1,
-        frontier=change.until,
-        initial_frontier=change.initial_frontier,
-        state=(),
-        halt=None,
-        retired=False,
-        headless_since=-1,
-        log_end=change.log_end,
-        message_time_ms=-1,
-        records=account.records + sum(file.rows for file in change.records),
-        quarantined=0,
+def describe_failed_range(failed_range: FailedRange) -> str:
+    """A failed range in one line, for a person."""
+    replaced = "; repaired, not checked since" if failed_range.replaced_by_sequence >= 0 else ""
+    return (
+        f"{failed_range.partition} [{failed_range.start}, {failed_range.until}), "
+        f"judged up to entry {failed_range.judged_until}{replaced}"
     )
 
 
-def _apply_accept_of_same_topic(change: Change, account: Account) -> Account:
-    halt = account.halt
-    if halt is not None and halt.finding in FINDINGS_ENDED_BY_ACCEPT:
-        halt = None
-    released = change.certificate.counts.released if change.certificate else 0
-    return replace(
-        account,
-        epoch=account.epoch + 1,
-        retired=False,
-        halt=halt,
-        quarantined=account.quarantined - released,
-        state=state_files_after(change, account),
+def circuit_advice(ledger: Ledger) -> str:
+    """The commands that close an open circuit."""
+    ensure(bool(ledger.failed_ranges), "an open circuit has its reason", circuit=ledger.circuit)
+    unrepaired = [failed for failed in ledger.failed_ranges if failed.replaced_by_sequence < 0]
+    if not unrepaired:
+        return f"seriatim check {ledger.stream}"
+    partition_name = unrepaired[0].partition
+    judged_until = max(failed.judged_until for failed in ledger.failed_ranges)
+    return (
+        f"seriatim repair {ledger.stream} --partition {partition_name},"
+        f" then `seriatim check {ledger.stream}`;\n"
+        f"or, if the output is right as it is:"
+        f' seriatim accept {ledger.stream} --sequence {judged_until} --because "…"'
     )
 
 
-def _apply_slice(entry: Entry, change: Change, account: Account) -> Account:
-    """A partition after messages were folded, or were found to be missing."""
-    if entry.kind == "slice":
-        ensure(change.until >= account.frontier, "a slice never goes back", until=change.until)
-    counts = Counts()
-    message_time_ms = -1
-    if change.certificate is not None:
-        counts = change.certificate.counts
-        message_time_ms = change.certificate.message_time_ms
-    halt = None
-    if change.halt and entry.kind == "slice":
-        halt = replace(change.halt, sequence=entry.sequence)
-    return replace(
-        account,
-        frontier=change.until,
-        state=state_files_after(change, account),
-        halt=halt,
-        log_end=max(account.log_end, change.log_end),
-        messages=account.messages + counts.messages,
-        message_bytes=account.message_bytes + counts.message_bytes,
-        records=account.records + counts.records,
-        headless=account.headless + counts.headless,
-        quarantined=account.quarantined + counts.quarantined - counts.released,
-        distance_messages=max(account.distance_messages, counts.distance_messages),
-        distance_ms=max(account.distance_ms, counts.distance_ms),
-        message_time_ms=max(account.message_time_ms, message_time_ms),
-        counts=_add_counts(account.counts, change.certificate),
-    )
-
-
-def _add_counts(counts: dict[str, int], certificate: Certificate | None) -> dict[str, int]:
-    """Findings and holes by name, with those of one more certificate. Sorted by name."""
-    total = dict(counts)
-    if certificate is not None:
-        for name, count in certificate.counts.findings.items():
-            total[name] = total.get(name, 0) + count
-        for cause, count in certificate.holes.items():
-            name = f"hole: {cause}"
-            total[name] = total.get(name, 0) + count
-    return dict(sorted(total.items()))
-
-
-def _next_pace(entry: Entry, pace: Pace) -> Pace:
-    """The pace after an entry. A check or a compaction folds nothing and leaves it as it is: a run
-    that makes only these is late all the same.
+def refuse_incompatible_machine(
+    ledger: Ledger,
+    machine: str,
+    state_version: int,
+    can_upgrade: bool,
+    shape: str,
+) -> None:
+    """Refuse code that would misread the state: code that is older than the state, another machine,
+    or a newer machine without `upgrade`.
     """
-    if entry.kind in ("verdict", "compact"):
-        return pace
-    folded = 0
-    for change in entry.changes:
-        if change.certificate:
-            folded += change.certificate.counts.messages
-    return pace.after_entry(entry.at_seconds, folded, entry.took_seconds)
+    stream = ledger.stream
+    if ledger.machine and ledger.machine != machine:
+        raise ConfigError(
+            f"{stream}: the state was written by machine {ledger.machine!r}, "
+            f"the stream file says {machine!r}",
+            next=f"set machine = {ledger.machine!r}, "
+            "or give the new machine its own stream file and output path",
+        )
+    if ledger.shape and ledger.shape != shape:
+        raise ConfigError(
+            f"{stream}: the stream file has changed in a way that would misread the state",
+            expected=ledger.shape,
+            found=shape,
+            next="set it back, or give the stream a new output path",
+        )
+    if state_version < ledger.state_version:
+        raise ConfigError(
+            f"{stream}: the state has version {ledger.state_version}, "
+            f"this code knows only {state_version}",
+            next=f"deploy the code that wrote version {ledger.state_version}, or newer",
+        )
+    if ledger.state_version and state_version > ledger.state_version and not can_upgrade:
+        raise ConfigError(
+            f"{stream}: the state has version {ledger.state_version}, "
+            f"this code {state_version} and no `upgrade`",
+            next=f"write {machine}'s upgrade(old, version), "
+            f"or set state_version back to {ledger.state_version}",
+        )
 
 
-def encode_manifest(manifest: Manifest) -> bytes:
-    """A manifest as JSON bytes, always the same for the same value."""
-    return msgspec.json.encode(manifest, order="deterministic")
-
-
-def decode_manifest(content: bytes) -> Manifest:
-    """A manifest from JSON bytes. A format that this version cannot read is refused."""
-    manifest_format = msgspec.json.decode(content, type=dict[str, Any]).get("format")
-    if manifest_format in READABLE_FORMATS:
-        return msgspec.json.decode(content, type=Manifest)
-    if manifest_format == 1:
-        writer = "an older"
-        advice = "give the stream a new output path"
-    else:
-        writer = "a newer"
-        advice = "deploy it"
-    raise ConfigError(
-        f"the ledger was written by {writer} Seriatim: format {manifest_format}, "
-        f"this one knows {MANIFEST_FORMAT}",
-        next=advice,
-    )
+def refuse_changed_machine(ledger: Ledger, state_version: int) -> None:
+    """Refuse another version of the machine where the unchanged one is required."""
+    if state_version != ledger.state_version:
+        raise ConfigError(
+            f"{ledger.stream}: the state has version {ledger.state_version}, "
+            f"the deployed machine {state_version}",
+            next="leave out --machine unchanged: "
+            "then history is folded again with what is deployed",
+        )

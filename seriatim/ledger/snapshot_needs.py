@@ -17,7 +17,8 @@ from msgspec import Struct
 
 from seriatim.engine.findings import GapMark
 from seriatim.engine.offsets import Partition
-from seriatim.ledger.model import Change, Entry
+from seriatim.ledger.entries import Entry, SliceEntry
+from seriatim.ledger.model import Change
 
 
 class SnapshotRequest(Struct, frozen=True, kw_only=True):
@@ -71,7 +72,7 @@ class SnapshotRequestCollector:
         open_requests = self._open_requests[change.partition]
         if mark.closed_by:
             open_requests.pop(mark.session, None)
-        elif entry.kind == "slice" and (mark.quarantined or mark.finding == "gap"):
+        elif isinstance(entry, SliceEntry) and (mark.quarantined or mark.finding == "gap"):
             # A second mark of an open incident asks for nothing new: the first offset stays.
             request = self._request(change.partition, mark, mark.session)
             open_requests.setdefault(mark.session, request)

@@ -11,9 +11,16 @@ from seriatim.memory.check import MemoryChecker, MemorySight
 from seriatim.memory.current_table import MemoryCurrent
 from seriatim.memory.derived_tables import MemoryDerived
 from seriatim.memory.files import MemoryDigests, MemoryFiles
-from seriatim.memory.kafka import MemoryBatches, MemoryKafka, MemoryMessage, MemoryReader
+from seriatim.memory.kafka import (
+    MemoryBatches,
+    MemoryKafka,
+    MemoryMessage,
+    MemoryPastReader,
+    MemoryReader,
+)
 from seriatim.memory.ledger import MemoryClock, MemoryLedger
 from seriatim.memory.snapshot_requests import MemoryRequests
+from seriatim.memory.stream import MemoryStream, OpenMemoryStream
 
 __all__ = [
     "MemoryBatches",
@@ -26,7 +33,10 @@ __all__ = [
     "MemoryKafka",
     "MemoryLedger",
     "MemoryMessage",
+    "MemoryPastReader",
     "MemoryReader",
     "MemoryRequests",
     "MemorySight",
+    "MemoryStream",
+    "OpenMemoryStream",
 ]

@@ -11,15 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
+from seriatim.engine.records import RowImage, RowKeySpec, same_rows
 from seriatim.errors import IntegrityError
-from seriatim.ledger.model import File
 from seriatim.operations.prove.evidence import (
     Evidence,
     EvidenceRequest,
     PartitionEvidence,
     in_bucket,
-    same_rows,
 )
 from seriatim.operations.prove.suite import Expectation, Suite
 from seriatim.operations.prove.verdict_rules import BrokenCheckError, Judgement
@@ -52,29 +52,28 @@ class MemorySight:
             if _is_new(row, request.first_new_offsets):
                 evidence.new_rows = 1
                 evidence.offset_spans = {topic_id: (offset, offset)}
-                if request.key_columns and in_bucket(row["session"], request.bucket):
-                    self._add_row(evidence, row, request)
+                if request.row_key_spec is not None and in_bucket(row["session"], request.bucket):
+                    self._add_row(evidence, row, request.row_key_spec)
             yield evidence
 
     def _add_row(
         self,
         evidence: PartitionEvidence,
         row: Row,
-        request: EvidenceRequest,
+        spec: RowKeySpec,
     ) -> None:
-        key_values = tuple(row[name] for name in request.key_columns)
-        key = key_values[0] if len(key_values) == 1 else key_values
+        key = spec.key_of(row)
         before = None
-        if request.has_before_images and row[f"before_{request.key_columns[0]}"] is not None:
-            before = tuple(row[f"before_{name}"] for name in request.columns)
+        if spec.has_before_images and row[f"before_{spec.key[0]}"] is not None:
+            before = tuple(row[f"before_{name}"] for name in spec.columns)
         after = None
-        if row["op"] != "delete":
-            after = tuple(row[name] for name in request.columns)
+        if not spec.deletes_row(row):
+            after = tuple(row[name] for name in spec.columns)
         topic_id = row["topic_id"]
         session = row["session"]
         offset = row["offset"]
-        evidence.first_rows = [(topic_id, session, key, before, offset)]
-        evidence.last_rows = [(topic_id, session, key, after, offset)]
+        evidence.first_rows = [RowImage(topic_id, session, key, before, offset)]
+        evidence.last_rows = [RowImage(topic_id, session, key, after, offset)]
 
 
 def _is_new(row: Row, first_new_offsets: Mapping[str, int]) -> bool:

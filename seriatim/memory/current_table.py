@@ -8,37 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from msgspec import Struct
-
 from seriatim.engine.crash_points import crash_point
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.record_kinds import RowKeySpec
-from seriatim.ledger.model import File, Ledger
-from seriatim.ports import CommitConflictError
+from seriatim.engine.records import LAST_RECORD_COLUMNS, RowKeySpec
+from seriatim.memory.derived_tables import MemoryTables, MemoryTableVersion
+from seriatim.ports import EntryMark, PublishedVersion
 from seriatim.storage.current_rows import (
     CurrentWriteResult,
     PartitionCatchUp,
-    PublishedVersion,
     TopicIdsByPartition,
-    is_row_deleted,
 )
 
-OWN_COLUMNS = ("topic", "topic_id", "partition", "session", "offset", "sequence", "timestamp")
 CurrentRowsByKey = dict[tuple[Any, ...], dict[str, Any]]
 """The rows by session and key."""
 
 
-class MemoryCurrentVersion(Struct, frozen=True):
-    """The table after one commit."""
-
-    version: int
-    sequence: int
-    sha256: str
-    topic_ids: TopicIdsByPartition
-    rows: dict[Partition, CurrentRowsByKey]
-
-
-class MemoryCurrent:
+class MemoryCurrent(MemoryTables):
     """Implements `CurrentStore`. `read` gives the rows of a record file."""
 
     def __init__(
@@ -46,11 +32,15 @@ class MemoryCurrent:
         row_key_spec: RowKeySpec,
         read: Callable[[File], list[dict[str, Any]]],
     ) -> None:
+        super().__init__()
         self.row_key_spec = row_key_spec
         self.read = read
-        self.table: MemoryCurrentVersion | None = None
-        self.refusals = 0
-        """How many of the next puts fail, although nobody else committed."""
+        self.topic_ids: TopicIdsByPartition = {}
+
+    @property
+    def table(self) -> MemoryTableVersion | None:
+        """The table as it is. Its rows are by partition."""
+        return self.newest("current")
 
     def rows(self) -> list[dict[str, Any]]:
         """What a reader sees, in order."""
@@ -66,22 +56,21 @@ class MemoryCurrent:
         table = self.table
         if table is None:
             return PublishedVersion()
-        return PublishedVersion(table.sequence, table.sha256, table.topic_ids, table.version)
+        entry = table.entry
+        return PublishedVersion(entry.sequence, entry.sha256, table.version, self.topic_ids)
 
     def put_rows(
         self,
         expected: PublishedVersion,
-        ledger: Ledger,
+        entry: EntryMark,
         topic_ids: TopicIdsByPartition,
         catch_ups: Sequence[PartitionCatchUp],
         progress: Callable[[int], None],
     ) -> CurrentWriteResult:
-        """Bring these partitions to the entry of `ledger`, all at once."""
-        table = self.table
-        version = None if table is None else table.version
+        """Bring these partitions to an entry, all at once."""
         rows: dict[Partition, CurrentRowsByKey] = {}
-        if table is not None and expected.sequence >= 0:
-            rows.update(table.rows)
+        if self.table is not None and expected.sequence >= 0:
+            rows.update(self.table.rows)
         result = CurrentWriteResult()
         for catch_up in catch_ups:
             partition_rows = self._apply_records(rows.get(catch_up.partition, {}), catch_up)
@@ -92,18 +81,8 @@ class MemoryCurrent:
             )
             crash_point("current-half")
         crash_point("current-written")
-        if self.refusals:
-            self.refusals -= 1
-            raise CommitConflictError("the store did not answer")
-        if expected.token != version:
-            raise CommitConflictError("somebody else committed meanwhile")
-        self.table = MemoryCurrentVersion(
-            version=0 if version is None else version + 1,
-            sequence=ledger.sequence,
-            sha256=ledger.sha256,
-            topic_ids=topic_ids,
-            rows=rows,
-        )
+        self._commit("current", expected, entry, rows)
+        self.topic_ids = topic_ids
         progress(sum(catch_up.record_count() for catch_up in catch_ups))
         return result
 
@@ -115,12 +94,12 @@ class MemoryCurrent:
         rows: CurrentRowsByKey = {}
         if not catch_up.is_full_rebuild:
             rows.update(rows_before)
-        columns = (*OWN_COLUMNS, *self.row_key_spec.columns)
+        columns = (*LAST_RECORD_COLUMNS, *self.row_key_spec.columns)
         for record in self._ordered_records(catch_up):
             key_values = [record[column] for column in self.row_key_spec.key]
             row_key = (record["session"], *key_values)
             rows.pop(row_key, None)
-            if not is_row_deleted(self.row_key_spec, record):
+            if not self.row_key_spec.deletes_row(record):
                 rows[row_key] = {column: record[column] for column in columns}
         return rows
 

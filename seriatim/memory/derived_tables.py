@@ -1,6 +1,6 @@
-"""The derived tables in memory.
+"""The tables that follow the ledger, in memory: gaps, quarantine and further kinds of records.
 
-Next: operations/derived_tables.py brings them up to the ledger.
+Next: operations/followers.py brings them up to the ledger; current_table.py has the table `current`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from typing import Any
 
 from msgspec import Struct
 
+from seriatim.engine.files import File
 from seriatim.ledger.gaps import Gap, QuarantineFile, quarantine_release_finder
-from seriatim.ledger.model import File, Ledger
 from seriatim.ports import (
     AppliedVersion,
     CommitConflictError,
     DerivedTableName,
+    EntryMark,
     OutputStore,
     PartitionFiles,
 )
@@ -25,12 +26,44 @@ class MemoryTableVersion(Struct, frozen=True):
     """A table after one commit."""
 
     version: int
-    sequence: int
-    sha256: str
-    rows: list[Any]
+    entry: EntryMark
+    rows: Any
+    """The rows, or the files."""
 
 
-class MemoryDerived:
+class MemoryTables:
+    """Tables by name. A commit is made on exactly the version that was read before."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, list[MemoryTableVersion]] = {}
+        """The versions of each table, oldest first."""
+        self.refusals = 0
+        """How many of the next commits fail, although nobody else committed."""
+
+    @property
+    def commits(self) -> int:
+        """How many commits were made so far."""
+        return sum(len(versions) for versions in self.versions.values())
+
+    def newest(self, table: str) -> MemoryTableVersion | None:
+        """The table as it is; None if there is no such table."""
+        if table not in self.versions:
+            return None
+        return self.versions[table][-1]
+
+    def _commit(self, table: str, expected: AppliedVersion, entry: EntryMark, rows: Any) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise CommitConflictError("the store did not answer")
+        newest = self.newest(table)
+        version = None if newest is None else newest.version
+        if expected.token != version:
+            raise CommitConflictError("somebody else committed meanwhile")
+        versions = self.versions.setdefault(table, [])
+        versions.append(MemoryTableVersion(len(versions), entry, rows))
+
+
+class MemoryDerived(MemoryTables):
     """The tables `gaps` and `quarantine`. Implements `DerivedStore`."""
 
     def __init__(
@@ -38,58 +71,53 @@ class MemoryDerived:
         read: Callable[[File], list[dict[str, Any]]],
         outputs: Sequence[str] = (),
     ) -> None:
+        super().__init__()
         self.read = read
         """Gives the rows of a file of quarantined messages."""
         self.outputs = MemoryOutputs(outputs)
         self.output_store: OutputStore | None = self.outputs if outputs else None
-        self.tables: dict[DerivedTableName, MemoryTableVersion] = {}
-        self.up_to_date_note: tuple[int, str, dict[DerivedTableName, int]] = (-1, "", {})
-        self.refusals = 0
-        """How many of the next puts fail, although nobody else committed."""
-
-    @property
-    def commits(self) -> int:
-        """How many commits were made so far."""
-        return sum(table.version + 1 for table in self.tables.values())
+        self.up_to_date_note: tuple[EntryMark, dict[str, int]] = (EntryMark(), {})
 
     def rows(self, table: DerivedTableName) -> list[dict[str, Any]]:
         """What a reader of a table sees."""
-        if table not in self.tables:
+        newest = self.newest(table)
+        if newest is None:
             return []
-        rows = self.tables[table].rows
         if table == "gaps":
-            return [gap.to_row() for gap in rows]
-        return [dict(row) for row in rows]
+            return [gap.to_row() for gap in newest.rows]
+        return [dict(row) for row in newest.rows]
 
     def applied_version(self, table: DerivedTableName) -> AppliedVersion:
         """The entry that a table has reached: the one of its last commit, or a later one if nothing
         had to be put since.
         """
-        stored = self.tables.get(table)
-        if stored is None:
+        newest = self.newest(table)
+        if newest is None:
             return AppliedVersion()
-        sequence, sha256, versions = self.up_to_date_note
-        if versions.get(table) == stored.version and sequence > stored.sequence:
-            return AppliedVersion(sequence, sha256, stored.version)
-        return AppliedVersion(stored.sequence, stored.sha256, stored.version)
+        entry = newest.entry
+        noted_entry, noted_versions = self.up_to_date_note
+        is_of_this_version = noted_versions.get(table) == newest.version
+        if is_of_this_version and noted_entry.sequence > entry.sequence:
+            entry = noted_entry
+        return AppliedVersion(entry.sequence, entry.sha256, newest.version)
 
     def gaps(self, _: AppliedVersion) -> list[Gap]:
         """The gaps as they are."""
-        return list(self.tables["gaps"].rows)
+        return list(self.versions["gaps"][-1].rows)
 
     def put_gaps(
         self,
         expected: AppliedVersion,
-        ledger: Ledger,
+        entry: EntryMark,
         gaps: Sequence[Gap],
     ) -> None:
         """Replace all gaps."""
-        self._put("gaps", expected, ledger, list(gaps))
+        self._commit("gaps", expected, entry, list(gaps))
 
     def put_quarantine(
         self,
         expected: AppliedVersion,
-        ledger: Ledger,
+        entry: EntryMark,
         quarantine_files: Sequence[QuarantineFile],
         released_gaps: Sequence[Gap],
     ) -> None:
@@ -104,82 +132,48 @@ class MemoryDerived:
             gap = find_release(row) if row["released_by"] is None else None
             if gap is not None:
                 row.update(gap.release_columns())
-        self._put("quarantine", expected, ledger, rows)
+        self._commit("quarantine", expected, entry, rows)
 
-    def note_up_to_date(self, ledger: Ledger) -> None:
+    def note_up_to_date(self, entry: EntryMark) -> None:
         """Note that both tables show this entry, and at which versions that is true."""
-        versions = {name: table.version for name, table in self.tables.items()}
-        self.up_to_date_note = (ledger.sequence, ledger.sha256, versions)
-
-    def _put(
-        self,
-        table: DerivedTableName,
-        expected: AppliedVersion,
-        ledger: Ledger,
-        rows: list[Any],
-    ) -> None:
-        stored = self.tables.get(table)
-        version = None if stored is None else stored.version
-        if self.refusals:
-            self.refusals -= 1
-            raise CommitConflictError("the store did not answer")
-        if expected.token != version:
-            raise CommitConflictError("somebody else committed meanwhile")
-        self.tables[table] = MemoryTableVersion(
-            version=0 if version is None else version + 1,
-            sequence=ledger.sequence,
-            sha256=ledger.sha256,
-            rows=rows,
-        )
+        noted_versions = {}
+        for table, versions in self.versions.items():
+            noted_versions[table] = versions[-1].version
+        self.up_to_date_note = (entry, noted_versions)
 
 
-class MemoryOutputs:
-    """The tables of further kinds of records. Implements `OutputStore`."""
+class MemoryOutputs(MemoryTables):
+    """The tables of further kinds of records. Implements `OutputStore`. Their rows are files."""
 
     def __init__(self, tables: Sequence[str]) -> None:
+        super().__init__()
         self.tables = tables
-        self.versions: dict[str, list[MemoryTableVersion]] = {}
-        """The versions of each table, oldest first. Their rows are files."""
-        self.refusals = 0
 
     def files(self, table: str) -> list[File]:
         """The files that a reader of a table sees."""
-        if table not in self.versions:
-            return []
-        return list(self.versions[table][-1].rows)
+        newest = self.newest(table)
+        return list(newest.rows) if newest else []
 
     def applied_version(self, table: str) -> AppliedVersion:
         """The entry that a table has reached."""
-        if table not in self.versions:
+        newest = self.newest(table)
+        if newest is None:
             return AppliedVersion()
-        newest = self.versions[table][-1]
-        return AppliedVersion(newest.sequence, newest.sha256, newest.version)
+        return AppliedVersion(newest.entry.sequence, newest.entry.sha256, newest.version)
 
     def put_files(
         self,
         table: str,
         expected: AppliedVersion,
-        ledger: Ledger,
+        entry: EntryMark,
         added: PartitionFiles,
         removed: Sequence[str],
     ) -> None:
         """Add and remove files. A table that has reached no entry gets the added files alone."""
-        if self.refusals:
-            self.refusals -= 1
-            raise CommitConflictError("the store did not answer")
-        if expected.token != self.applied_version(table).token:
-            raise CommitConflictError("somebody else committed meanwhile")
         files = self.files(table) if expected.sequence >= 0 else []
         not_active = set(removed) - {file.path for file in files}
         if not_active:
             raise CommitConflictError(f"{min(not_active)} is not in the table")
         files_after = [file for file in files if file.path not in removed]
         files_after += [file for _, file in added]
-        versions = self.versions.setdefault(table, [])
-        new_version = MemoryTableVersion(
-            version=len(versions),
-            sequence=ledger.sequence,
-            sha256=ledger.sha256,
-            rows=files_after,
-        )
-        versions.append(new_version)
+        self._commit(table, expected, entry, files_after)

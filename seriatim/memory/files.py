@@ -12,21 +12,34 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import replace
 from xxhash import xxh3_128
 
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.machine import fits_column_type
+from seriatim.engine.files import File, UnfitRecordsError
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.record_kinds import MAIN_TABLE, OTHER_TABLE_PREFIX, RowKeySpec, table_directory
-from seriatim.engine.session import FoldOutput, QuarantinedMessage, Session, SessionEndRecords
-from seriatim.engine.session_filter import ReplacedRecords
+from seriatim.engine.records import (
+    MAIN_TABLE,
+    OTHER_TABLE_PREFIX,
+    RecordSource,
+    RowKeySpec,
+    fits_column_type,
+    owner_values,
+    record_values,
+    table_directory,
+)
+from seriatim.engine.session import (
+    FoldOutput,
+    QuarantinedMessage,
+    ReplacedRecords,
+    Session,
+    SessionEndRecords,
+    pack_session,
+    unpack_session,
+)
 from seriatim.errors import DamagedFileError, ensure
-from seriatim.ledger.model import File
 from seriatim.operations.compaction_rules import Intent
-from seriatim.ports import UnfitRecordsError
-from seriatim.storage.current_rows import SessionTable, is_row_deleted
+from seriatim.storage.current_rows import SessionTable
 
 
 class MemoryDigests:
@@ -194,21 +207,14 @@ class MemoryFiles:
         files_to_merge: Iterable[File],
     ) -> File:
         """Write sessions on top of those of the files to be merged."""
-        saved = self.load_all(files_to_merge)
+        packed_sessions = self._packed_sessions(files_to_merge)
         for name, session in sessions.items():
-            # As on disk: what a session is only in memory is not saved.
-            saved[name] = replace(
-                session,
-                state=None,
-                is_active=False,
-                is_touched=False,
-                is_undoable=False,
-            )
+            packed_sessions[name] = pack_session(session)
         path = f"state/{partition}/{stem}"
         self.open(path)
-        ensure(bool(saved), "state is saved only where there is some", path=path)
-        rows = [{"session": name} for name in saved]
-        return self.close(path, msgspec.msgpack.encode(saved), rows)
+        ensure(bool(packed_sessions), "state is saved only where there is some", path=path)
+        rows = [{"session": name} for name in packed_sessions]
+        return self.close(path, msgspec.msgpack.encode(packed_sessions), rows)
 
     def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
         """The sessions in quarantine."""
@@ -221,11 +227,15 @@ class MemoryFiles:
 
     def load_all(self, files: Iterable[File]) -> dict[str, Session]:
         """All sessions of state files, each from the newest file that has it."""
-        sessions: dict[str, Session] = {}
+        packed_sessions = self._packed_sessions(files)
+        return {name: unpack_session(packed) for name, packed in packed_sessions.items()}
+
+    def _packed_sessions(self, files: Iterable[File]) -> dict[str, bytes]:
+        packed_sessions: dict[str, bytes] = {}
         for file in files:
             content = self.read(file).content
-            sessions.update(msgspec.msgpack.decode(content, type=dict[str, Session]))
-        return sessions
+            packed_sessions.update(msgspec.msgpack.decode(content, type=dict[str, bytes]))
+        return packed_sessions
 
     def read(self, file: File) -> MemoryFile:
         """A file, checked against its digest."""
@@ -308,7 +318,7 @@ class MemoryFiles:
                 tuple(record[name] for name in row_key_spec.key): record for record in records
             }
             remaining = [
-                record for record in newest.values() if not is_row_deleted(row_key_spec, record)
+                record for record in newest.values() if not row_key_spec.deletes_row(record)
             ]
             yield SessionTable(
                 session=session,
@@ -431,11 +441,8 @@ class _MemoryWriter:
     ) -> None:
         self.files = files
         self.path = path
-        self.common = {
-            "topic": partition.topic,
-            "topic_id": topic_id,
-            "partition": partition.number,
-        }
+        self.partition = partition
+        self.topic_id = topic_id
         self.rows: list[dict[str, Any]] = []
 
     def add(self, rows: list[dict[str, Any]]) -> None:
@@ -443,7 +450,7 @@ class _MemoryWriter:
         if rows and not self.rows:
             self.files.open(self.path)
             crash_point("record-file-open")
-        self.rows += [self.common | row for row in rows]
+        self.rows += rows
         if rows:
             crash_point("record-file-half")
 
@@ -462,24 +469,40 @@ class MemoryRecordWriter(_MemoryWriter):
     def write(self, batch: MessageBatch, output: FoldOutput) -> None:
         """Add the records of a message batch. `UnfitRecordsError` names those that do not fit."""
         self._refuse_unfit_rows(output.rows)
-        self.add([self._row(batch, output, i) for i in range(len(output.rows))])
+        offsets = [batch.start + position for position in output.positions]
+        source_offsets = list(offsets)
+        timestamps = [batch.timestamps[position] for position in output.positions]
+        # A message that waited for its turn was read earlier than the message that released it.
+        for row, message in output.source_messages.items():
+            source_offsets[row] = message.offset
+            timestamps[row] = message.timestamp
+        source = RecordSource(
+            partition=self.partition,
+            topic_id=self.topic_id,
+            offsets=offsets,
+            indexes=output.indexes,
+            source_offsets=source_offsets,
+            timestamps=timestamps,
+            sessions=output.sessions,
+            sequences=output.sequences,
+        )
+        self._add_records(source, output.rows)
 
     def write_end_records(self, offset: int, end_records: SessionEndRecords) -> None:
         """Add the records that end sessions, all at one offset."""
         self._refuse_unfit_rows(end_records.rows)
-        rows = []
-        for i, values in enumerate(end_records.rows):
-            row = {
-                "offset": offset,
-                "index": end_records.indexes[i],
-                "source_offset": offset,
-                "timestamp": end_records.timestamps[i],
-                "session": end_records.sessions[i],
-                "sequence": end_records.sequences[i],
-                **dict(zip(self.columns, values, strict=True)),
-            }
-            rows.append(row)
-        self.add(rows)
+        offsets = [offset] * len(end_records.rows)
+        source = RecordSource(
+            partition=self.partition,
+            topic_id=self.topic_id,
+            offsets=offsets,
+            indexes=end_records.indexes,
+            source_offsets=offsets,
+            timestamps=end_records.timestamps,
+            sessions=end_records.sessions,
+            sequences=end_records.sequences,
+        )
+        self._add_records(source, end_records.rows)
 
     def _refuse_unfit_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
         kinds = list(self.columns.values())
@@ -487,30 +510,11 @@ class MemoryRecordWriter(_MemoryWriter):
         if unfit:
             raise UnfitRecordsError(unfit)
 
-    def _row(
-        self,
-        batch: MessageBatch,
-        output: FoldOutput,
-        i: int,
-    ) -> dict[str, Any]:
-        position = output.positions[i]
-        offset = batch.start + position
-        source_offset = offset
-        timestamp = batch.timestamps[position]
-        # A message that waited for its turn was read earlier than the message that released it.
-        source = output.source_messages.get(i)
-        if source is not None:
-            source_offset = source.offset
-            timestamp = source.timestamp
-        return {
-            "offset": offset,
-            "index": output.indexes[i],
-            "source_offset": source_offset,
-            "timestamp": timestamp,
-            "session": output.sessions[i],
-            "sequence": output.sequences[i],
-            **dict(zip(self.columns, output.rows[i], strict=True)),
-        }
+    def _add_records(self, source: RecordSource, rows: Sequence[tuple[Any, ...]]) -> None:
+        records = record_values(source)
+        for record, values in zip(records, rows, strict=True):
+            record.update(zip(self.columns, values, strict=True))
+        self.add(records)
 
 
 class MemoryQuarantineWriter(_MemoryWriter):
@@ -518,7 +522,8 @@ class MemoryQuarantineWriter(_MemoryWriter):
 
     def write(self, batch: MessageBatch, messages: list[QuarantinedMessage]) -> None:
         """Add whole messages, with the reason why they had no effect."""
-        self.add([message.to_row(batch) for message in messages])
+        owner = owner_values(self.partition, self.topic_id)
+        self.add([owner | message.to_row(batch) for message in messages])
 
 
 def _record_order(record: Mapping[str, Any]) -> tuple[int, int]:

@@ -6,7 +6,7 @@ Next: memory/files.py has the files that the fold writes; memory/ledger.py has i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Literal
 
@@ -14,20 +14,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
+from seriatim.engine.files import SourceFailedError
 from seriatim.engine.holes import ExplainedRange, KafkaRecordBatch, LogView, explain_hole
 from seriatim.engine.messages import SPARK_TIMESTAMP_RANGE_MS, Header, MessageBatch
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges, cut_into_slices
 from seriatim.errors import PlatformError, ensure
 from seriatim.kafka.retention import RetainedLog, RetentionRules
-from seriatim.operations.slicing import Bounds, Ranges, cut_into_slices
-from seriatim.ports import (
-    DEFAULT_READ_OPTIONS,
-    OnSlice,
-    ReadOptions,
-    SourceFailedError,
-    Task,
-    UnreadableMessageError,
-)
+from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, Task, UnreadableMessageError
 
 
 class MemoryMessage(Struct, frozen=True):
@@ -469,3 +462,18 @@ def _batch_of(
         [message.value for message in messages],
         headers,
     )
+
+
+class MemoryPastReader:
+    """Reads messages of the past again. Implements `PastMessageReader`."""
+
+    def __init__(self, reader: MemoryReader) -> None:
+        self.reader = reader
+
+    def read(self, partition: Partition, offset_range: OffsetRange) -> Iterator[MessageBatch]:
+        """The messages of a range that Kafka still has."""
+        yield from self.reader.batches(partition, offset_range, with_headers=False)
+
+    def is_compacted(self, topic: str) -> bool:
+        """Whether the topic is compacted."""
+        return self.reader.kafka.topics[topic].compacted

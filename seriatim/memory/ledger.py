@@ -6,15 +6,23 @@ Next: ledger/commit.py has the rule by which entries get here.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from hashlib import sha256 as sha256_of
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from seriatim.engine.files import File
 from seriatim.engine.findings import Finding
-from seriatim.engine.record_kinds import MAIN_TABLE, table_of_path
+from seriatim.engine.records import MAIN_TABLE, table_of_path
 from seriatim.errors import ConfigError, IntegrityError, ensure
-from seriatim.ledger.model import Change, Entry, File, Ledger, Manifest, decode_manifest
+from seriatim.ledger.entries import Entry
+from seriatim.ledger.manifests import (
+    Manifest,
+    ManifestFiles,
+    ManifestReference,
+    UnreadableManifestError,
+)
+from seriatim.ledger.model import Change, Ledger
+from seriatim.memory.store import MemoryStore
 from seriatim.ports import CommitConflictError, LedgerHead
 
 
@@ -22,8 +30,8 @@ class MemoryCommit(Struct, frozen=True):
     """One version of the records table: an entry of ours, or a commit of somebody else."""
 
     entry: Entry | None = None
-    manifest: str = ""
-    sha256: str = ""
+    manifest: ManifestReference = ManifestReference(-1, "", "")
+    """The manifest of the entry."""
     foreign: str = ""
     """What somebody else did to the data; empty if the commit changed none."""
 
@@ -35,7 +43,8 @@ class MemoryLedger:
         self.read = read
         """Raises IntegrityError for a file that is missing: no commit may name one."""
         self.commits: list[MemoryCommit] = []
-        self.manifests: dict[str, bytes] = {}
+        self.store = MemoryStore()
+        """The manifests."""
         self.stored_witness: tuple[int, str] | None = None
         self.stored_reported_sequence = -1
         self.stored_differing_files: list[str] = []
@@ -54,11 +63,12 @@ class MemoryLedger:
         foreign_findings: list[Finding] = []
         for commit in reversed(self.commits):
             if commit.entry is not None:
-                ledger = self._manifest(commit, stream).ledger
+                manifest = self._manifest(commit, stream)
                 return LedgerHead(
-                    ledger,
+                    manifest.ledger,
                     token=len(self.commits),
                     foreign_findings=foreign_findings,
+                    format=manifest.format,
                 )
             if commit.foreign:
                 foreign_findings.insert(0, Finding(finding="foreign", cause=commit.foreign))
@@ -84,18 +94,17 @@ class MemoryLedger:
         return [commit for commit in self.commits if commit.entry is not None]
 
     def _manifest(self, commit: MemoryCommit, stream: str) -> Manifest:
-        content = self.manifests.get(commit.manifest, b"")
-        if sha256_of(content).hexdigest() != commit.sha256:
+        # A new reader has read nothing yet, so it sees what a test has damaged.
+        reader = ManifestFiles(self.store)
+        try:
+            manifest = reader.read(commit.manifest)
+        except UnreadableManifestError as error:
             raise IntegrityError(
-                f"{commit.manifest} is corrupt or missing", next="restore it from a backup"
-            )
-        manifest = decode_manifest(content)
-        ledger = manifest.ledger
-        if ledger.stream != stream:
-            raise ConfigError(f"{stream}: its output path holds stream {ledger.stream!r}")
-        # A manifest cannot contain its own hash, so the ledger gets it here.
-        ledger = replace(ledger, sha256=commit.sha256)
-        return replace(manifest, ledger=ledger)
+                f"{error.reference.path} is corrupt or missing", next="restore it from a backup"
+            ) from error
+        if manifest.ledger.stream != stream:
+            raise ConfigError(f"{stream}: its output path holds stream {manifest.ledger.stream!r}")
+        return manifest
 
     def active_paths(self, head: LedgerHead) -> set[str]:
         """The paths of the record files in the table as of `head`."""
@@ -108,30 +117,24 @@ class MemoryLedger:
 
     def sweep(self, head: LedgerHead) -> list[str]:
         """Delete manifests of entries up to `head` that were never committed. Returns their paths."""
-        committed = {commit.manifest for commit in self.commits}
+        committed = {commit.manifest.path for commit in self.commits}
         swept = []
-        for path in sorted(self.manifests):
-            sequence = int(path.removeprefix("manifests/").partition("-")[0])
-            if sequence <= head.ledger.sequence and path not in committed:
-                swept.append(path)
-        for path in swept:
-            del self.manifests[path]
-        return swept
+        for sequence, references in ManifestFiles(self.store).references_by_sequence().items():
+            for reference in references:
+                if sequence <= head.ledger.sequence and reference.path not in committed:
+                    swept.append(reference.path)
+        return self.store.delete(swept)
 
-    def put_manifest(self, sequence: int, content: bytes) -> tuple[str, str]:
-        """Store a manifest under its own hash. Returns its path and the hash."""
+    def put_manifest(self, manifest: Manifest) -> ManifestReference:
+        """Store a manifest under its own hash."""
         self.on_call("put_manifest")
-        sha256 = sha256_of(content).hexdigest()
-        path = f"manifests/{sequence}-{sha256}.json"
-        self.manifests[path] = content
-        return path, sha256
+        return ManifestFiles(self.store).write(manifest)
 
     def compare_and_set(
         self,
         head: LedgerHead | None,
         entry: Entry,
-        manifest: str,
-        sha256: str,
+        manifest: ManifestReference,
     ) -> None:
         """Commit on top of exactly `head`, or raise `CommitConflictError`."""
         self.on_call("compare_and_set")
@@ -142,7 +145,7 @@ class MemoryLedger:
         if expected_commits != len(self.commits):
             raise CommitConflictError("somebody else committed meanwhile")
         self._check_files(entry)
-        self.commits.append(MemoryCommit(entry, manifest, sha256))
+        self.commits.append(MemoryCommit(entry, manifest))
         self.on_call("committed")
         # The commit is done, but its caller does not learn it: as when a connection breaks.
         if self.lost_answers:
@@ -195,7 +198,7 @@ class MemoryLedger:
         """Whether an entry later than `after` names this manifest."""
         self.on_call("has")
         return any(
-            commit.sha256 == sha256
+            commit.manifest.sha256 == sha256
             for commit in self.commits
             if commit.entry is not None and commit.entry.sequence > after
         )

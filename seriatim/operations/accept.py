@@ -6,60 +6,44 @@ back, at the old frontier (an offset that the old life never used) and under the
 both lives are in the records, told apart by their topic id, and folding the records still gives the
 state. After a crash anywhere the command can be run again: nothing counts before its one commit.
 
-Next: ledger/model.py says what an accept requires; operations/restore.py is for a ledger that was
+Next: ledger/entries.py says what an accept requires; operations/restore.py is for a ledger that was
 restored by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
+from seriatim.engine.files import File, UnfitRecordsError
 from seriatim.engine.findings import FINDING_ADVICE, GapMark, shorten
 from seriatim.engine.machine import Runner
-from seriatim.engine.offsets import Partition
-from seriatim.engine.record_writers import OutputWriters
+from seriatim.engine.offsets import Bounds, Partition
 from seriatim.engine.session import Session, SessionEndRecords
-from seriatim.engine.task import stem_prefix
+from seriatim.engine.task import OutputWriters, stem_prefix
 from seriatim.errors import ConfigError, FencedError, raise_broken_promise
 from seriatim.ledger.commit import TRIES_MAX, commit, read_head
-from seriatim.ledger.machine_version import refuse_incompatible_machine
-from seriatim.ledger.model import FINDINGS_ENDED_BY_ACCEPT, Account, Change, Entry, File, Ledger
-from seriatim.operations.slicing import Bounds, bounds_finding
-from seriatim.operations.sweep import sweep_dead
-from seriatim.ports import (
-    Clock,
-    LedgerHead,
-    LedgerStore,
-    Log,
-    RecordStore,
-    StateStore,
-    UnfitRecordsError,
+from seriatim.ledger.entries import FINDINGS_ENDED_BY_ACCEPT, AcceptEntry
+from seriatim.ledger.model import (
+    Account,
+    Change,
+    Ledger,
+    refuse_incompatible_machine,
+    unmoved_change,
 )
-from seriatim.stream import Stream
+from seriatim.operations.plan import bounds_finding
+from seriatim.operations.sweep import sweep_dead
+from seriatim.ports import LedgerHead, LedgerStore, OpenStream
 
 RECORDS_PER_WRITE = 5_000
 OFFSETS_NAMED_MAX = 20
 TOPICS_NAMED_MAX = 20
 HALTS_NAMED_MAX = 10
-
-
-class DecisionContext(Struct, frozen=True, kw_only=True):
-    """The ports and values that a decision needs."""
-
-    stream: Stream
-    runner: Runner
-    log: Log
-    ledger: LedgerStore
-    records: RecordStore
-    state: StateStore
-    clock: Clock
-    new_attempt: Callable[[], str]
 
 
 class PartitionDecision(Struct, kw_only=True):
@@ -93,7 +77,7 @@ class TopicDecision(Struct, kw_only=True):
 
 
 def accept_topic(
-    context: DecisionContext, name: str, reason: str, *, dry_run: bool = False
+    open_stream: OpenStream, name: str, reason: str, *, dry_run: bool = False
 ) -> TopicDecision:
     """Accept a topic (or a retired partition, `topic/number`) as it is in Kafka now.
 
@@ -104,29 +88,29 @@ def accept_topic(
     """
     for tries_left in reversed(range(TRIES_MAX)):
         # 1.
-        head = require_head(context.ledger, context.stream.name)
-        runner = context.runner
+        head = require_head(open_stream.ledger, open_stream.stream.name)
+        runner = open_stream.runner
         refuse_incompatible_machine(
             head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape
         )
         # 2.
-        changes, is_new_life = _plan_changes(context, head.ledger, name)
+        changes, is_new_life = _plan_changes(open_stream, head.ledger, name)
         decision = TopicDecision(
             topic=changes[0].partition.topic, is_new_life=is_new_life, reason=reason
         )
         if dry_run:
-            _count_effects(context, head.ledger, changes, decision)
+            _count_effects(open_stream, head.ledger, changes, decision)
             return decision
         # 3.
         try:
-            return _write_and_commit(context, head, changes, decision)
+            return _write_and_commit(open_stream, head, changes, decision)
         except FencedError:
             if not tries_left:
                 raise
         except OSError:
             # A process that was faster has swept our files. If the ledger did not move, nobody
             # was faster, and the error is the disk's.
-            new_head = require_head(context.ledger, context.stream.name)
+            new_head = require_head(open_stream.ledger, open_stream.stream.name)
             if new_head.ledger.sequence == head.ledger.sequence:
                 raise
     return raise_broken_promise("an accept ends by a commit or an error")
@@ -179,12 +163,12 @@ def refuse_held(ledger: Ledger, partitions: list[Partition]) -> None:
             )
 
 
-def _plan_changes(context: DecisionContext, ledger: Ledger, name: str) -> tuple[list[Change], bool]:
+def _plan_changes(open_stream: OpenStream, ledger: Ledger, name: str) -> tuple[list[Change], bool]:
     """The changes of an accept, still without files; and whether a new life begins."""
     topic, partitions = find_named_partitions(ledger, name)
     if not partitions:
         raise unknown_topic_error(ledger, name)
-    stream_bounds = context.log.bounds(context.stream.topics)
+    stream_bounds = open_stream.log.bounds(open_stream.stream.topics)
     topic_bounds = {
         partition: bounds for partition, bounds in stream_bounds.items() if partition.topic == topic
     }
@@ -233,17 +217,8 @@ def _resume_changes(
     for partition, account in accounts.items():
         if not _can_resume(partition, account, bounds.get(partition)):
             continue
-        change = Change(
-            partition=partition,
-            epoch=account.epoch,
-            frontier=account.frontier,
-            until=account.frontier,
-            topic_id=account.topic_id,
-            initial_frontier=account.initial_frontier,
-            halt=account.halt,
-            log_end=account.log_end,
-        )
-        changes.append(change)
+        unmoved = unmoved_change(partition, account)
+        changes.append(replace(unmoved, halt=account.halt, log_end=account.log_end))
     if not changes:
         raise _nothing_to_accept_error(ledger.stream, name, accounts)
     return changes
@@ -322,7 +297,7 @@ def _new_life_change(
 
 
 def _count_effects(
-    context: DecisionContext, ledger: Ledger, changes: list[Change], decision: TopicDecision
+    open_stream: OpenStream, ledger: Ledger, changes: list[Change], decision: TopicDecision
 ) -> None:
     """Count what the decision would do. Nothing is written."""
     for change in changes:
@@ -332,8 +307,8 @@ def _count_effects(
         decision.partitions.append(partition_decision)
         if not decision.is_new_life or account is None:
             continue
-        for name, session in context.state.all_sessions(account.state):
-            end_records = _end_records_of(context.runner, partition, name, session)
+        for name, session in open_stream.state.all_sessions(account.state):
+            end_records = _end_records_of(open_stream.runner, partition, name, session)
             partition_decision.ended_sessions += 1
             partition_decision.end_records += len(end_records)
 
@@ -356,32 +331,37 @@ def _partition_decision(change: Change, account: Account | None) -> PartitionDec
 
 
 def _write_and_commit(
-    context: DecisionContext, head: LedgerHead, changes: list[Change], decision: TopicDecision
+    open_stream: OpenStream, head: LedgerHead, changes: list[Change], decision: TopicDecision
 ) -> TopicDecision:
     """Write the records that end the old life, then commit, then sweep the files of attempts that
     were not committed.
     """
-    attempt = context.new_attempt()
+    attempt = open_stream.new_attempt()
     try:
         complete_changes = [
-            _write_end_records(context, head.ledger, change, attempt, decision)
+            _write_end_records(open_stream, head.ledger, change, attempt, decision)
             for change in changes
         ]
-        entry = decision_entry("accept", attempt, complete_changes, decision.reason)
-        new_head, committed = commit(context.ledger, context.clock, head, entry)
+        entry = AcceptEntry(
+            attempt=attempt,
+            product_version=__version__,
+            changes=tuple(complete_changes),
+            reason=decision.reason,
+        )
+        new_head, committed = commit(open_stream.ledger, open_stream.clock, head, entry)
     except (FencedError, ConfigError):
         for change in changes:
             stem = f"{stem_prefix(change.epoch, change.frontier)}{attempt}"
-            context.records.sweep(change.partition, stem, set())
+            open_stream.records.sweep(change.partition, stem, set())
         raise
-    sweep_dead(context.ledger, context.records, new_head)
+    sweep_dead(open_stream.ledger, open_stream.records, new_head)
     crash_point("swept")
     decision.sequence = committed.sequence
     return decision
 
 
 def _write_end_records(
-    context: DecisionContext, ledger: Ledger, change: Change, attempt: str, decision: TopicDecision
+    open_stream: OpenStream, ledger: Ledger, change: Change, attempt: str, decision: TopicDecision
 ) -> Change:
     """The change, together with the records that take back the output of its sessions. Counts them
     in `decision`.
@@ -392,9 +372,9 @@ def _write_end_records(
     if not decision.is_new_life or account is None:
         return change
     stem = f"{stem_prefix(account.epoch, account.frontier)}{attempt}"
-    writer = _EndRecordWriter(context, change.partition, account, stem)
+    writer = _EndRecordWriter(open_stream, change.partition, account, stem)
     marks = list(change.marks)
-    for name, session in context.state.all_sessions(account.state):
+    for name, session in open_stream.state.all_sessions(account.state):
         writer.add(name, session)
         if session.waiting_messages:
             marks.append(_mark_waiting_messages_lost(name, session, account.topic_id))
@@ -423,32 +403,19 @@ def _mark_waiting_messages_lost(name: str, session: Session, topic_id: str) -> G
     )
 
 
-def decision_entry(
-    kind: Literal["accept", "retire"], attempt: str, changes: Sequence[Change], reason: str
-) -> Entry:
-    """The ledger entry of a person's decision."""
-    return Entry(
-        kind=kind,
-        attempt=attempt,
-        product_version=__version__,
-        changes=tuple(changes),
-        reason=reason,
-    )
-
-
 class _EndRecordWriter:
     """Writes the records that end the sessions of a partition. They all have its frontier as offset
     and are numbered from 0.
     """
 
     def __init__(
-        self, context: DecisionContext, partition: Partition, account: Account, stem: str
+        self, open_stream: OpenStream, partition: Partition, account: Account, stem: str
     ) -> None:
-        self.runner = context.runner
+        self.runner = open_stream.runner
         self.partition = partition
         self.offset = account.frontier
         self.writer = OutputWriters(
-            context.records, partition, account.topic_id, stem, context.runner.other_columns
+            open_stream.records, partition, account.topic_id, stem, open_stream.runner.other_columns
         )
         self.sessions = 0
         """How many sessions were ended."""

@@ -21,9 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.errors import (
     ConfigError,
@@ -34,7 +36,8 @@ from seriatim.errors import (
     raise_broken_promise,
 )
 from seriatim.ledger.commit import commit, read_head
-from seriatim.ledger.model import Account, Change, Entry, File, Ledger
+from seriatim.ledger.entries import AcceptEntry, CompactEntry, Entry
+from seriatim.ledger.model import Account, Change, Ledger, unmoved_change
 from seriatim.operations.compaction_rules import (
     Intent,
     TopicRecordFile,
@@ -43,16 +46,12 @@ from seriatim.operations.compaction_rules import (
     is_small,
     is_worth_merging_state,
 )
-from seriatim.operations.derived_tables import catch_up_after_run
+from seriatim.operations.followers import catch_up_after_run
 from seriatim.operations.sweep import find_outdated, sweep_dead, sweep_replaced
 from seriatim.ports import (
-    Clock,
-    DerivedStore,
     LedgerHead,
     LedgerStore,
-    RecordStore,
-    Rewriter,
-    StateStore,
+    OpenStream,
 )
 
 GROUPS_MAX = 8
@@ -61,22 +60,6 @@ ENTRIES_READ_FIRST = 64
 """How many of the newest entries are searched for a file first. Each further step is larger."""
 DAY_SECONDS = 86_400
 ProgressCallback = Callable[[int, int], None]
-
-
-class CompactContext(Struct, frozen=True, kw_only=True):
-    """The ports and settings of a compaction."""
-
-    stream: str
-    bytes_target: int
-    keep_versions_days: int
-    ledger: LedgerStore
-    records: RecordStore
-    rewriter: Rewriter
-    open_state: Callable[[], StateStore]
-    """Opens the state store. Called for every use, because a store keeps its files open."""
-    derived: DerivedStore
-    clock: Clock
-    new_attempt: Callable[[], str]
 
 
 class CompactionPiece(Struct, kw_only=True):
@@ -134,52 +117,51 @@ class CompactResult(Struct, kw_only=True):
 
 
 def compact_stream(
-    context: CompactContext,
+    open_stream: OpenStream,
     only_partition: Partition | None = None,
     *,
     dry_run: bool = False,
     progress: ProgressCallback | None = None,
 ) -> CompactResult:
     """Compact a stream, or one partition of it. With `dry_run` nothing is written."""
-    head = read_head(context.ledger, context.stream)
+    head = read_head(open_stream.ledger, open_stream.stream.name)
     if head is None:
-        raise ConfigError(
-            f"{context.stream}: it was never run", next=f"seriatim run {context.stream}"
-        )
+        name = open_stream.stream.name
+        raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
     _refuse_unknown(head.ledger, only_partition)
     # Step 1.
     result = CompactResult(
-        pieces=list(_plan_pieces(context, head, only_partition)),
+        pieces=list(_plan_pieces(open_stream, head, only_partition)),
         held_partitions=_held_partitions(head.ledger, only_partition),
         sequence=head.ledger.sequence,
     )
-    keep_seconds = context.keep_versions_days * DAY_SECONDS
-    until_seconds = context.clock.now_seconds() - keep_seconds
+    keep_seconds = open_stream.stream.output.keep_versions_days * DAY_SECONDS
+    until_seconds = open_stream.clock.now_seconds() - keep_seconds
     if dry_run:
-        outdated = find_outdated(context.ledger, context.records, head, until_seconds)
+        outdated = find_outdated(open_stream.ledger, open_stream.records, head, until_seconds)
         result.swept_replaced_files = len(outdated.paths)
         return result
     # Steps 2 to 4.
     copied_bytes = 0
     total_bytes = sum(piece.bytes_before for piece in result.pieces)
     for piece in result.pieces:
-        _PieceCompaction(context, piece).run()
+        _PieceCompaction(open_stream, piece).run()
         copied_bytes += piece.bytes_before
         if progress is not None:
             progress(copied_bytes, total_bytes)
     # Step 5.
-    head = _read_existing_head(context)
-    replaced = sweep_replaced(context.ledger, context.records, head, until_seconds)
-    orphans = sweep_dead(context.ledger, context.records, head)
+    head = _read_existing_head(open_stream)
+    replaced = sweep_replaced(open_stream.ledger, open_stream.records, head, until_seconds)
+    orphans = sweep_dead(open_stream.ledger, open_stream.records, head)
     result.swept_replaced_files = len(replaced)
     result.swept_orphans = len(orphans)
-    result.derived_error = catch_up_after_run(context.ledger, context.derived, head.ledger)
+    result.derived_error = catch_up_after_run(open_stream.ledger, open_stream.derived, head.ledger)
     result.sequence = head.ledger.sequence
     return result
 
 
-def _read_existing_head(context: CompactContext) -> LedgerHead:
-    head = read_head(context.ledger, context.stream)
+def _read_existing_head(open_stream: OpenStream) -> LedgerHead:
+    head = read_head(open_stream.ledger, open_stream.stream.name)
     return head or raise_broken_promise("the ledger vanished while it was compacted")
 
 
@@ -208,12 +190,12 @@ def _held_partitions(ledger: Ledger, only_partition: Partition | None) -> list[P
 
 
 def _plan_pieces(
-    context: CompactContext, head: LedgerHead, only_partition: Partition | None
+    open_stream: OpenStream, head: LedgerHead, only_partition: Partition | None
 ) -> Iterator[CompactionPiece]:
     """Step 1. All the work there is, partition by partition. Files that no entry names, because
     others wrote them, are left alone.
     """
-    files_by_partition = _active_files_by_partition(context.ledger, head)
+    files_by_partition = _active_files_by_partition(open_stream.ledger, head)
     free_accounts = {}
     small_paths = set()
     for partition, account in _chosen_accounts(head.ledger, only_partition):
@@ -221,13 +203,19 @@ def _plan_pieces(
             continue
         free_accounts[partition] = account
         files = files_by_partition.get(str(partition), [])
-        small_paths |= {file.path for file in files if is_small(file, context.bytes_target)}
-    committed_files = _find_committed_files(context.ledger, head.ledger, small_paths)
+        small_paths |= {
+            file.path
+            for file in files
+            if is_small(file, open_stream.stream.output.file_bytes_target)
+        }
+    committed_files = _find_committed_files(open_stream.ledger, head.ledger, small_paths)
     for partition, account in free_accounts.items():
         files = files_by_partition.get(str(partition), [])
         small_files = [committed_files[file.path] for file in files if file.path in committed_files]
         large_files = [file for file in files if file.path not in committed_files]
-        groups_by_topic_id = group_small_files(small_files, large_files, context.bytes_target)
+        groups_by_topic_id = group_small_files(
+            small_files, large_files, open_stream.stream.output.file_bytes_target
+        )
         for topic_id, groups in groups_by_topic_id.items():
             for begin in range(0, len(groups), GROUPS_MAX):
                 yield CompactionPiece(
@@ -280,7 +268,7 @@ def _topic_id_of_records(store: LedgerStore, stream: str, entry: Entry, change: 
     """The topic id of the records of a change. Records of an accept belong to the topic before it,
     whose sessions they end.
     """
-    if entry.kind != "accept":
+    if not isinstance(entry, AcceptEntry):
         return change.topic_id
     ledger_before = store.ledger_at(stream, entry.sequence - 1)
     return ledger_before.partitions[str(change.partition)].topic_id
@@ -289,10 +277,10 @@ def _topic_id_of_records(store: LedgerStore, stream: str, entry: Entry, change: 
 class _PieceCompaction:
     """The compaction of one piece."""
 
-    def __init__(self, context: CompactContext, piece: CompactionPiece) -> None:
-        self.context = context
+    def __init__(self, open_stream: OpenStream, piece: CompactionPiece) -> None:
+        self.open_stream = open_stream
         self.piece = piece
-        self.attempt = context.new_attempt()
+        self.attempt = open_stream.new_attempt()
         self.removed_paths: list[str] = []
         """The record files that were copied into new ones."""
 
@@ -314,8 +302,8 @@ class _PieceCompaction:
                 raise
             self.piece.files_after = 0
             self.piece.bytes_after = 0
-        self.context.records.sweep(self.piece.partition, f"compact-{self.attempt}-", set())
-        self.context.records.drop_intent(intent)
+        self.open_stream.records.sweep(self.piece.partition, f"compact-{self.attempt}-", set())
+        self.open_stream.records.drop_intent(intent)
 
     def _write_intent(self) -> Intent:
         """Step 2."""
@@ -324,11 +312,11 @@ class _PieceCompaction:
             partition=piece.partition,
             attempt=self.attempt,
             epoch=piece.account.epoch,
-            sequence=_read_existing_head(self.context).ledger.sequence,
+            sequence=_read_existing_head(self.open_stream).ledger.sequence,
             records=tuple(file.path for file in piece.record_inputs),
             state=tuple(file.path for file in piece.state),
         )
-        self.context.records.put_intent(intent)
+        self.open_stream.records.put_intent(intent)
         crash_point("compact-intended")
         return intent
 
@@ -336,13 +324,9 @@ class _PieceCompaction:
         """Step 3. Returns None if every input was damaged."""
         piece = self.piece
         account = piece.account
-        change = Change(
-            partition=piece.partition,
-            epoch=account.epoch,
-            frontier=account.frontier,
-            until=account.frontier,
+        change = replace(
+            unmoved_change(piece.partition, account),
             topic_id=piece.topic_id,
-            initial_frontier=account.initial_frontier,
             records=tuple(self._concatenate_groups()),
             state=self._merge_state_files(),
             merged_state_paths=tuple(file.path for file in piece.state),
@@ -359,12 +343,12 @@ class _PieceCompaction:
             stem = compacted_file_stem(self.attempt, number)
             paths = [file.path for file in group]
             try:
-                new_file = self.context.rewriter.concatenate(
+                new_file = self.open_stream.rewriter.concatenate(
                     partition, self.piece.topic_id, stem, group
                 )
             except IntegrityError as damage:
                 self._note_damaged_input(damage, paths)
-                self.context.records.sweep(partition, stem, set())
+                self.open_stream.records.sweep(partition, stem, set())
             else:
                 self.removed_paths += paths
                 yield new_file
@@ -376,7 +360,7 @@ class _PieceCompaction:
             return None
         stem = compacted_file_stem(self.attempt, 0)
         try:
-            new_file = self.context.open_state().save(self.piece.partition, stem, {}, state)
+            new_file = self.open_stream.open_state().save(self.piece.partition, stem, {}, state)
         except IntegrityError as damage:
             self._note_damaged_input(damage, [file.path for file in state])
             return None
@@ -393,15 +377,14 @@ class _PieceCompaction:
 
     def _commit(self, change: Change) -> None:
         """Step 4."""
-        entry = Entry(
-            kind="compact",
+        entry = CompactEntry(
             attempt=self.attempt,
             product_version=__version__,
             changes=(change,),
             removed_paths=tuple(sorted(self.removed_paths)),
         )
-        head = _read_existing_head(self.context)
-        _, committed = commit(self.context.ledger, self.context.clock, head, entry)
+        head = _read_existing_head(self.open_stream)
+        _, committed = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)
         self.piece.sequence = committed.sequence
 
     def _overtaken_reason(self, error: Exception) -> str:
@@ -415,14 +398,14 @@ class _PieceCompaction:
     def _inputs_replaced_reason(self) -> str:
         """What another run did to the inputs, as a text for people; empty if nothing."""
         piece = self.piece
-        head = _read_existing_head(self.context)
+        head = _read_existing_head(self.open_stream)
         account = head.ledger.partitions[str(piece.partition)]
         if account.hold is not None:
             return f"{piece.partition} is held by {account.hold}"
         if account.epoch != piece.account.epoch:
             return f"{piece.partition} was repaired"
         input_paths = {file.path for file in piece.record_inputs}
-        replaced = input_paths - self.context.ledger.active_paths(head)
+        replaced = input_paths - self.open_stream.ledger.active_paths(head)
         if replaced:
             return f"{min(replaced)} was replaced by another run"
         # State files are merged from the oldest on: others may only have been added at the end.

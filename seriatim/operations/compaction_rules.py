@@ -17,9 +17,11 @@ from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ensure
-from seriatim.ledger.model import Account, File, Ledger, Manifest
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Account, Ledger
 
 RECORD_FILES_MERGE_MIN = 16
 """A group of so many files is worth copying, whatever their sizes."""

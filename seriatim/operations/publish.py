@@ -8,28 +8,28 @@ The steps, and what a crash after each of them leaves behind:
 4. commit by compare-and-set: remove the old files, add the new ones                         it is done
 5. delete files that left the table long ago                                                 next time
 
-Next: storage/current_rows.py plans what is read; storage/current_table.py is the table.
+Next: operations/followers.py has the loop; storage/current_rows.py has the rules of what is read;
+storage/current_table.py is the table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import takewhile
+from collections.abc import Callable
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
 from seriatim.engine.crash_points import crash_point
-from seriatim.errors import ConfigError, PlatformError
-from seriatim.ledger.commit import TRIES_MAX, read_head
-from seriatim.ledger.model import Ledger, Manifest
-from seriatim.ports import CommitConflictError, CurrentStore, LedgerStore
+from seriatim.errors import ConfigError
+from seriatim.ledger.commit import read_head
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Ledger
+from seriatim.operations.followers import catch_up, entries_between, mark_of
+from seriatim.ports import CurrentStore, LedgerStore, PublishedVersion
 from seriatim.storage.current_rows import (
     CurrentWriteResult,
     PartitionCatchUp,
-    PublishedVersion,
+    ReplacedPartitions,
     TopicIdsByPartition,
-    find_replaced_partitions,
     must_read_entries,
     plan_catch_ups,
 )
@@ -70,39 +70,99 @@ def publish_current(
     With `rebuild` the table is built again from nothing. Without it the table never goes back: an
     entry before the published one changes nothing.
     """
-    # Step 1.
     target = _target_ledger(stream, store, sequence)
-    for _ in range(TRIES_MAX):
-        published = _reset_if_unknown(store, current.published_version(), target)
-        if rebuild:
-            published = PublishedVersion(token=published.token)
-        elif published.sequence >= target.sequence:
-            return PublishResult(sequence=published.sequence, previous_sequence=published.sequence)
-        # Step 2.
-        catch_ups, lives = _plan_catch_ups(store, published, target)
+    follower = CurrentFollower(store, current, dry_run=dry_run, progress=progress)
+    catch_up(store, [follower], target, rebuild=rebuild)
+    return follower.result
+
+
+class CatchUpPlan:
+    """Plans what has to be read to get from one entry to another. Of the entries in between it only
+    needs to know which records they wrote again.
+    """
+
+    def __init__(self, store: LedgerStore, published: PublishedVersion, target: Ledger) -> None:
+        self.store = store
+        self.target = target
+        self.before: Ledger | None = None
+        self.topic_ids: TopicIdsByPartition = {}
+        if published.sequence >= 0:
+            self.before = store.ledger_at(target.stream, published.sequence)
+            self.topic_ids = published.topic_ids
+        self.needs_entries = must_read_entries(self.before, target)
+        self._replaced = ReplacedPartitions(self.before, self.topic_ids)
+
+    def add_entry(self, manifest: Manifest) -> None:
+        """Note which records the entry wrote again, and new topic ids."""
+        self._replaced.add_entry(manifest)
+        self.topic_ids = self._replaced.several_topic_ids()
+
+    def catch_ups(self) -> list[PartitionCatchUp]:
+        """What has to be read, by partition."""
+        files = self.store.files_at(self.target.stream, self.target.sequence)
+        replaced = self._replaced.names
+        return plan_catch_ups(self.before, self.target, replaced, self.topic_ids, files)
+
+
+class CurrentFollower:
+    """The table `current`, as the loop of all followers brings it up."""
+
+    description = "the table current"
+    advice = "check that the output path can be written and has room, then publish again"
+    needs_entries = False
+
+    def __init__(
+        self,
+        store: LedgerStore,
+        current: CurrentStore,
+        *,
+        dry_run: bool,
+        progress: PublishProgress | None,
+    ) -> None:
+        self.store = store
+        self.current = current
+        self.dry_run = dry_run
+        self.progress = progress
+        self.result = PublishResult(sequence=-1)
+
+    def applied_version(self) -> PublishedVersion:
+        """The entry that the table shows."""
+        published = self.current.published_version()
+        self.result = PublishResult(
+            sequence=published.sequence, previous_sequence=published.sequence
+        )
+        return published
+
+    def begin(self, applied: PublishedVersion, target: Ledger) -> None:
+        """Step 2: begin to plan."""
+        self.published = applied
+        self.plan = CatchUpPlan(self.store, applied, target)
+        self.needs_entries = self.plan.needs_entries
+
+    def add_entry(self, manifest: Manifest) -> None:
+        """Step 2, for one entry."""
+        self.plan.add_entry(manifest)
+
+    def put(self) -> None:
+        """Steps 3 to 5; nothing in a dry run."""
+        target = self.plan.target
         result = PublishResult(
             sequence=target.sequence,
-            previous_sequence=published.sequence,
+            previous_sequence=self.published.sequence,
             has_changed=True,
-            catch_ups=catch_ups,
+            catch_ups=self.plan.catch_ups(),
         )
-        if dry_run:
-            return result
-        # Steps 3 to 5.
-        report_progress = _record_counter(progress, result.records_to_read())
-        try:
-            result.written = current.put_rows(published, target, lives, catch_ups, report_progress)
-        except CommitConflictError as error:
-            # Another process publishes at the same time, or the disk is full.
-            conflict = error
-            continue
-        crash_point("current-published")
-        return result
-    raise PlatformError(
-        f"{stream}: the table current could not be written, {TRIES_MAX} times",
-        cause=str(conflict)[:400],
-        next="check that the output path can be written and has room, then publish again",
-    )
+        if not self.dry_run:
+            report_progress = _record_counter(self.progress, result.records_to_read())
+            result.written = self.current.put_rows(
+                self.published,
+                mark_of(target),
+                self.plan.topic_ids,
+                result.catch_ups,
+                report_progress,
+            )
+            crash_point("current-published")
+        self.result = result
 
 
 def _record_counter(progress: PublishProgress | None, total: int) -> Callable[[int], None]:
@@ -116,7 +176,10 @@ def _record_counter(progress: PublishProgress | None, total: int) -> Callable[[i
 
 
 def changes_since(
-    stream: str, store: LedgerStore, since: int, result: PublishResult
+    stream: str,
+    store: LedgerStore,
+    since: int,
+    result: PublishResult,
 ) -> PublishResult:
     """The result of a publication for a caller that last saw entry `since`.
 
@@ -129,12 +192,15 @@ def changes_since(
             next=f"current is as of entry {result.sequence}: a later one was of another ledger, so read all again",
         )
     target = _target_ledger(stream, store, result.sequence)
-    catch_ups, _ = _plan_catch_ups(store, PublishedVersion(sequence=since), target)
+    plan = CatchUpPlan(store, PublishedVersion(sequence=since), target)
+    if plan.needs_entries:
+        for manifest in entries_between(store, since, target):
+            plan.add_entry(manifest)
     return PublishResult(
         sequence=result.sequence,
         previous_sequence=since,
         has_changed=since < result.sequence,
-        catch_ups=catch_ups,
+        catch_ups=plan.catch_ups(),
         written=result.written,
     )
 
@@ -152,43 +218,3 @@ def _target_ledger(stream: str, store: LedgerStore, sequence: int | None) -> Led
             f"{stream}: there is no entry {sequence}", next=f"give one from 0 to {newest_sequence}"
         )
     return store.ledger_at(stream, sequence)
-
-
-def _reset_if_unknown(
-    store: LedgerStore, published: PublishedVersion, target: Ledger
-) -> PublishedVersion:
-    """How far the table is. A table that shows an entry of another ledger starts over."""
-    if published.sequence >= 0:
-        if published.sha256 == target.sha256:
-            return published
-        if store.has_manifest(published.sha256, published.sequence - 1):
-            return published
-    return replace(published, sequence=-1, topic_ids={})
-
-
-def _plan_catch_ups(
-    store: LedgerStore, published: PublishedVersion, target: Ledger
-) -> tuple[list[PartitionCatchUp], TopicIdsByPartition]:
-    """What has to be read to get from the published entry to the target, and the lives of topics
-    that had several.
-    """
-    before = None
-    if published.sequence >= 0:
-        before = store.ledger_at(target.stream, published.sequence)
-    replaced: set[str] = set()
-    lives = dict(published.topic_ids)
-    if must_read_entries(before, target):
-        manifests = _manifests_between(store, published, target)
-        replaced, lives = find_replaced_partitions(before, manifests, lives)
-    files = store.files_at(target.stream, target.sequence)
-    return plan_catch_ups(before, target, replaced, lives, files), lives
-
-
-def _manifests_between(
-    store: LedgerStore, published: PublishedVersion, target: Ledger
-) -> Iterator[Manifest]:
-    """The entries after the published one, up to the target. They come one at a time, because each
-    manifest holds a whole ledger.
-    """
-    manifests = store.entries(target.stream, published.sequence)
-    return takewhile(lambda manifest: manifest.ledger.sequence <= target.sequence, manifests)

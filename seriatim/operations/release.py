@@ -7,7 +7,7 @@ messages that were never applied; only in tier window the missing ones are still
 session that is headless since messages were lost can be released as well: then none of the lost
 messages was its own.
 
-Next: ledger/model.py says what an accept requires; operations/accept.py is for topics.
+Next: ledger/entries.py says what an accept requires; operations/accept.py is for topics.
 """
 
 from __future__ import annotations
@@ -15,25 +15,26 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.after_loss import is_in_doubt, needs_snapshot
+from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
+from seriatim.engine.files import Certificate, File, save_state
 from seriatim.engine.findings import GapMark, Tier
 from seriatim.engine.offsets import Partition
+from seriatim.engine.rules import is_in_doubt, needs_snapshot
 from seriatim.engine.session import Counts, Session
-from seriatim.engine.state_merging import merge_count
 from seriatim.engine.task import stem_prefix
 from seriatim.errors import ConfigError, FencedError, raise_broken_promise
 from seriatim.ledger.commit import TRIES_MAX, commit
-from seriatim.ledger.machine_version import refuse_incompatible_machine
+from seriatim.ledger.entries import FINDINGS_ENDED_BY_ACCEPT, AcceptEntry
 from seriatim.ledger.model import (
-    FINDINGS_ENDED_BY_ACCEPT,
     Account,
-    Certificate,
     Change,
-    File,
     Ledger,
+    refuse_incompatible_machine,
+    unmoved_change,
 )
-from seriatim.operations.accept import DecisionContext, decision_entry, refuse_held, require_head
+from seriatim.operations.accept import refuse_held, require_head
+from seriatim.ports import OpenStream
 
 
 class SessionRelease(Struct, kw_only=True):
@@ -52,7 +53,7 @@ class SessionRelease(Struct, kw_only=True):
 
 
 def release_session(
-    context: DecisionContext,
+    open_stream: OpenStream,
     name: str,
     reason: str,
     topic: str | None = None,
@@ -63,23 +64,28 @@ def release_session(
     unique. Refused if the session does not wait, or if its partition waits as a whole.
     """
     for tries_left in reversed(range(TRIES_MAX)):
-        head = require_head(context.ledger, context.stream.name)
-        runner = context.runner
+        head = require_head(open_stream.ledger, open_stream.stream.name)
+        runner = open_stream.runner
         refuse_incompatible_machine(
             head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape
         )
-        partition, session = _find_waiting_session(context, head.ledger, name, topic)
+        partition, session = _find_waiting_session(open_stream, head.ledger, name, topic)
         account = head.ledger.account(partition) or raise_broken_promise(
             "a session lives in a known partition"
         )
         release = _describe_release(name, partition, session, account, reason)
         if dry_run:
             return release
-        attempt = context.new_attempt()
-        change = _release_change(context, partition, account, release, session, attempt)
-        entry = decision_entry("accept", attempt, [change], reason)
+        attempt = open_stream.new_attempt()
+        change = _release_change(open_stream, partition, account, release, session, attempt)
+        entry = AcceptEntry(
+            attempt=attempt,
+            product_version=__version__,
+            changes=(change,),
+            reason=reason,
+        )
         try:
-            _, committed = commit(context.ledger, context.clock, head, entry)
+            _, committed = commit(open_stream.ledger, open_stream.clock, head, entry)
         except FencedError:
             if not tries_left:
                 raise
@@ -110,10 +116,10 @@ def _describe_release(
 
 
 def _find_waiting_session(
-    context: DecisionContext, ledger: Ledger, name: str, topic: str | None
+    open_stream: OpenStream, ledger: Ledger, name: str, topic: str | None
 ) -> tuple[Partition, Session]:
     """The session, and the one partition in which it waits. Refused if there is none or several."""
-    matches = _waiting_sessions(context, ledger, name, topic)
+    matches = _waiting_sessions(open_stream, ledger, name, topic)
     if not matches:
         in_topic = f" in topic {topic}" if topic else ""
         raise ConfigError(
@@ -132,7 +138,7 @@ def _find_waiting_session(
 
 
 def _waiting_sessions(
-    context: DecisionContext, ledger: Ledger, name: str, topic: str | None
+    open_stream: OpenStream, ledger: Ledger, name: str, topic: str | None
 ) -> list[tuple[Partition, Session]]:
     """Every partition in which a session of this name waits."""
     matches = []
@@ -143,7 +149,7 @@ def _waiting_sessions(
         if not account.quarantined and account.headless_since < 0:
             # Nothing waits in this partition, so that its state need not be read.
             continue
-        session = context.state.load(account.state, [name]).get(name)
+        session = open_stream.state.load(account.state, [name]).get(name)
         if session is not None and can_be_released(session, account):
             matches.append((partition, session))
     return matches
@@ -177,7 +183,7 @@ def _refuse_if_partition_waits(ledger: Ledger, partition: Partition) -> None:
 
 
 def _release_change(
-    context: DecisionContext,
+    open_stream: OpenStream,
     partition: Partition,
     account: Account,
     release: SessionRelease,
@@ -195,7 +201,7 @@ def _release_change(
         until=frontier,
         counts=Counts(released=int(session.finding is not None)),
     )
-    released_session = clear_finding(session, account, context.stream.tier)
+    released_session = clear_finding(session, account, open_stream.stream.tier)
     mark = GapMark(
         finding=release.finding,
         offset=frontier,
@@ -203,16 +209,11 @@ def _release_change(
         closed_by="hand",
         cause=release.reason,
     )
-    return Change(
-        partition=partition,
-        epoch=account.epoch,
-        frontier=frontier,
-        until=frontier,
-        topic_id=account.topic_id,
-        initial_frontier=account.initial_frontier,
+    return replace(
+        unmoved_change(partition, account),
         certificate=certificate,
         state=_save_session(
-            context, partition, account, release.session, released_session, attempt
+            open_stream, partition, account, release.session, released_session, attempt
         ),
         halt=account.halt,
         marks=(mark,),
@@ -229,13 +230,7 @@ def clear_finding(session: Session, account: Account, tier: Tier) -> Session:
     snapshot_offset = session.snapshot_offset
     if is_in_doubt(session, account.headless_since):
         snapshot_offset = account.headless_since
-    released = replace(
-        session,
-        finding=None,
-        finding_offset=-1,
-        damaged_since_offset=-1,
-        snapshot_offset=snapshot_offset,
-    )
+    released = replace(session.without_finding(), snapshot_offset=snapshot_offset)
     if tier == "window":
         return released
     return replace(
@@ -248,7 +243,7 @@ def clear_finding(session: Session, account: Account, tier: Tier) -> Session:
 
 
 def _save_session(
-    context: DecisionContext,
+    open_stream: OpenStream,
     partition: Partition,
     account: Account,
     name: str,
@@ -258,10 +253,7 @@ def _save_session(
     """Write the session into a new state file, merged with the newest small ones. Returns all state
     files of the partition.
     """
-    files = account.state
-    unmerged_count = len(files) - merge_count([file.rows for file in files], 1)
-    files_to_merge = files[unmerged_count:]
     stem = f"{stem_prefix(account.epoch, account.frontier)}{attempt}"
-    new_file = context.state.save(partition, stem, {name: session}, files_to_merge)
+    files = save_state(open_stream.state, partition, stem, {name: session}, account.state)
     crash_point("state-file-written")
-    return (*files[:unmerged_count], new_file)
+    return files

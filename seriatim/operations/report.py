@@ -3,27 +3,80 @@ picture of the partitions.
 
 It is made of the ledger alone, so it can be made again for any entry of the past.
 
-Next: operations/report_page.py renders it as HTML; cli/report.py writes the file.
+Next: web/templates/report.html makes HTML of it; cli/report.py writes the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
+
+from msgspec import Struct, field
 
 from seriatim import __version__
+from seriatim.engine.files import Certificate
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import read_head
-from seriatim.ledger.model import Account, Certificate, Change, Entry, Ledger, Manifest
-from seriatim.ledger.verdicts import describe_failed_range
-from seriatim.operations.report_page import Card, PageFinding, PageTable, PartitionBar, ReportPage
+from seriatim.ledger.entries import Entry, SliceEntry, VerdictEntry
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Account, Change, Ledger, describe_failed_range
 from seriatim.ports import LedgerStore
 
 ENTRIES_MAX = 20
 """How many entries a report covers if its first entry is not given."""
 PARTITIONS_NAMED_MAX = 5
 NO_VALUE = "–"
+REPORTS = "reports/"
+"""Where reports are, below the stream's output path."""
+
+
+class Card(Struct, frozen=True):
+    """A figure at the top of the page."""
+
+    label: str
+    value: str
+    tone: Literal["", "good", "bad"] = ""
+
+
+class PageFinding(Struct, frozen=True):
+    """A finding as a text for people."""
+
+    text: str
+    level: str = "error"
+
+
+class PartitionBar(Struct, frozen=True, kw_only=True):
+    """A partition as a bar: what was folded before, what is new, what waits, and where it halted."""
+
+    label: str
+    start: int
+    before: int
+    frontier: int
+    end: int
+    halt: int = -1
+    note: str = ""
+
+
+class PageTable(Struct, frozen=True, kw_only=True):
+    """A table under a headline."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: Sequence[Sequence[Any]]
+    empty: str = "None."
+
+
+class ReportPage(Struct, frozen=True, kw_only=True):
+    """The content of a report."""
+
+    title: str
+    subtitle: str
+    cards: Sequence[Card] = ()
+    findings: Sequence[PageFinding] = ()
+    bars: Sequence[PartitionBar] = ()
+    tables: Sequence[PageTable] = field(default_factory=list)
+    footer: str = ""
 
 
 def build_report(
@@ -88,7 +141,7 @@ def _cards(after: Ledger, entries: Sequence[Entry]) -> list[Card]:
     for entry in entries:
         peak_memory_bytes = max(peak_memory_bytes, entry.peak_memory_bytes)
         errors += sum(finding.level == "error" for finding in entry.findings)
-        if entry.kind == "slice":
+        if isinstance(entry, SliceEntry):
             slice_seconds += entry.took_seconds
         for change in entry.changes:
             if change.certificate is not None:
@@ -185,7 +238,7 @@ def _certificate_row(sequence: int, certificate: Certificate) -> list[Any]:
 def _verdicts(entries: Iterable[Entry]) -> PageTable:
     rows = []
     for entry in entries:
-        if entry.kind != "verdict":
+        if not isinstance(entry, VerdictEntry):
             continue
         judged = f"{entry.judged_after + 1} to {entry.judged_until}"
         rows += [
@@ -250,3 +303,14 @@ def _format_time(entry: Entry) -> str:
     if entry.at_seconds <= 0:
         return NO_VALUE
     return datetime.fromtimestamp(entry.at_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def report_key(sequence: int) -> str:
+    """The name of the report up to an entry, below the stream's output path."""
+    return f"{REPORTS}{sequence:010d}.html"
+
+
+def report_sequence(key: str) -> int | None:
+    """The entry in the name of a report; None if it is another file."""
+    stem = key.removeprefix(REPORTS).removesuffix(".html")
+    return int(stem) if stem.isdecimal() and key == report_key(int(stem)) else None

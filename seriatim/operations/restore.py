@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from seriatim import __version__
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.commit import commit, read_head
-from seriatim.operations.accept import decision_entry
+from seriatim.ledger.entries import AcceptEntry
 from seriatim.ports import Clock, LedgerStore
 
 
@@ -70,7 +71,11 @@ def accept_restored_ledger(
     if head is None:
         decision.archived_witness_path = store.archive_witness(reason)
         return decision
-    entry = decision_entry("accept", attempt, (), reason)
+    entry = AcceptEntry(
+        attempt=attempt,
+        product_version=__version__,
+        reason=reason,
+    )
     _, committed = commit(store, clock, head, entry)
     decision.sequence = committed.sequence
     return decision

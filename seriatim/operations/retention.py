@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.engine.findings import Finding, format_duration
-from seriatim.engine.offsets import Partition
+from seriatim.engine.offsets import Bounds, Partition
 from seriatim.kafka.retention import (
     HOUR_SECONDS,
     SHORT_RETENTION_HOURS,
@@ -30,8 +30,8 @@ from seriatim.kafka.retention import (
     will_catch_up,
 )
 from seriatim.ledger.model import Account, Ledger
-from seriatim.operations.slicing import Bounds, retired_topics
-from seriatim.ports import Log
+from seriatim.operations.plan import retired_topics
+from seriatim.ports import Clock, Log
 from seriatim.stream import Stream
 
 WEEK_MS = 604_800_000
@@ -264,3 +264,9 @@ def _short_retention(topic: str, limits: dict[RetentionLimit, float]) -> ShortRe
         text=f"{topic}: {short}; with less than {SHORT_RETENTION_HOURS} h a weekend may lose data",
         next=f"{command} --entity-name {topic} --add-config {','.join(new_settings)}",
     )
+
+
+def short_retention(stream: Stream, log: Log, ledger: Ledger, clock: Clock) -> list[ShortRetention]:
+    """Topics that keep messages for less than 72 hours."""
+    bounds = log.bounds(stream.topics)
+    return short_retentions(partition_clocks(ledger, log, bounds, clock.now_seconds()))

@@ -3,25 +3,25 @@
 Its state is kept and shown apart. Discovery neither reads nor judges it any more, whatever Kafka has
 under that name, until `seriatim accept` takes it back.
 
-Next: operations/slicing.py leaves retired partitions out; operations/accept.py takes them back.
+Next: operations/plan.py leaves retired partitions out; operations/accept.py takes them back.
 """
 
 from __future__ import annotations
 
 from msgspec import Struct, field
 
-from seriatim.engine.offsets import Partition
+from seriatim import __version__
+from seriatim.engine.offsets import Bounds, Partition
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import commit
-from seriatim.ledger.model import Account, Change, Ledger
+from seriatim.ledger.entries import RetireEntry
+from seriatim.ledger.model import Account, Ledger, unmoved_change
 from seriatim.operations.accept import (
-    decision_entry,
     find_named_partitions,
     refuse_held,
     require_head,
     unknown_topic_error,
 )
-from seriatim.operations.slicing import Bounds
 from seriatim.ports import Clock, LedgerStore, Log
 
 
@@ -71,9 +71,14 @@ def retire_topic(
     changes = []
     for partition, account in live_accounts.items():
         decision.partitions.append(_retired_partition(partition, account, bounds.get(partition)))
-        changes.append(_unmoved_change(partition, account))
+        changes.append(unmoved_change(partition, account))
     if not dry_run:
-        entry = decision_entry("retire", attempt, changes, reason)
+        entry = RetireEntry(
+            attempt=attempt,
+            product_version=__version__,
+            changes=tuple(changes),
+            reason=reason,
+        )
         _, committed = commit(store, clock, head, entry)
         decision.sequence = committed.sequence
     return decision
@@ -111,15 +116,4 @@ def _retired_partition(
         frontier=account.frontier,
         unread_messages=max(0, log_end - account.frontier),
         halt_finding=account.halt.finding if account.halt else "",
-    )
-
-
-def _unmoved_change(partition: Partition, account: Account) -> Change:
-    return Change(
-        partition=partition,
-        epoch=account.epoch,
-        frontier=account.frontier,
-        until=account.frontier,
-        topic_id=account.topic_id,
-        initial_frontier=account.initial_frontier,
     )

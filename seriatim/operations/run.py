@@ -12,24 +12,36 @@ The steps of a slice, and what a crash after each of them leaves behind:
 7. commit by compare-and-set                                                   the slice is done
 8. move the witness; sweep orphans; update the tables gaps and quarantine      they catch up next time
 
-`FoldRun.run` is the main loop. Next: engine/task.py is step 4, ledger/commit.py is steps 6 to 8.
+`FoldRun.run` is the main loop. Below it, in the order of the steps: read options (3), folding again
+what one try could not know (4), sessions that moved (4), and what an entry says about partitions (2, 5).
+
+Next: engine/task.py is step 4, ledger/commit.py is steps 6 to 8.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.findings import Finding
-from seriatim.engine.machine import Runner
-from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.task import PartitionWork, TaskResult, stem_prefix
+from seriatim.engine.files import Certificate, Explain, File, SourceFailedError, StateStore
+from seriatim.engine.findings import Finding, OnPoison, Tier
+from seriatim.engine.holes import HolePassage, loss_mark
+from seriatim.engine.offsets import (
+    OffsetRange,
+    Partition,
+    Ranges,
+    cut_into_slices,
+    drop_empty_ranges,
+)
+from seriatim.engine.session import Counts
+from seriatim.engine.task import PartitionWork, TaskResult, read_result, stem_prefix
 from seriatim.errors import (
     BrokenPromiseError,
+    ConfigError,
     FencedError,
     IntegrityError,
     PlatformError,
@@ -37,78 +49,48 @@ from seriatim.errors import (
     raise_broken_promise,
 )
 from seriatim.ledger.commit import TRIES_MAX, catch_up_witness, commit, read_head, start_ledger
-from seriatim.ledger.machine_version import refuse_incompatible_machine
-from seriatim.ledger.model import Account, Change, Entry, Halt, Ledger
-from seriatim.ledger.verdicts import refuse_open_circuit
+from seriatim.ledger.entries import SliceEntry
+from seriatim.ledger.model import (
+    Account,
+    Change,
+    Halt,
+    Ledger,
+    refuse_incompatible_machine,
+    refuse_open_circuit,
+    unmoved_change,
+)
 from seriatim.operations.ask_for_snapshots import request_snapshots_after_run
-from seriatim.operations.changes import (
-    birth_change,
-    change_from_result,
-    covers_range,
-    discovery_changes,
-    result_of_hole,
-    unreadable_message_changes,
-)
-from seriatim.operations.derived_tables import catch_up_after_run
-from seriatim.operations.moved_sessions import MovedSessions, find_moved_sessions
-from seriatim.operations.plan import discover_topics
-from seriatim.operations.read_options import ReadOptionsEstimator
-from seriatim.operations.retry import fold_until_stable
-from seriatim.operations.slicing import (
-    Ranges,
-    SlicePlan,
-    cut_into_slices,
-    drop_empty_ranges,
-    next_slice_ranges,
-    ranges_to_read,
-)
+from seriatim.operations.followers import catch_up_after_run
+from seriatim.operations.plan import SlicePlan, discover_topics, next_slice_ranges, ranges_to_read
 from seriatim.operations.sweep import sweep_dead
 from seriatim.ports import (
-    Clock,
-    DerivedStore,
-    Explain,
-    Joiner,
     LedgerHead,
-    LedgerStore,
     Log,
+    OpenStream,
     Reader,
     ReadOptions,
-    RecordStore,
-    SnapshotRequester,
     Source,
-    SourceFailedError,
-    StateStore,
     Task,
     UnreadableMessageError,
 )
-from seriatim.stream import Stream
 
 SMALL_MESSAGE_BYTES = 2048
 """Messages up to this average size are small: a batch of them needs no bound in bytes."""
+MESSAGES_WORTH_SAMPLING = 10_000
+"""With fewer messages than this, small fetches cost less than sampling the message size."""
 StopOffsets = Mapping[Partition, int]
 """Up to which offset to fold, exclusively, by partition."""
 ProgressCallback = Callable[[int, int], None]
 """Called after every slice with the messages folded so far, and with the expected total."""
-
-
-class FoldContext(Struct, frozen=True, kw_only=True):
-    """The outside world of a fold: every port that it uses."""
-
-    log: Log
-    reader: Reader
-    explain: Explain
-    ledger: LedgerStore
-    records: RecordStore
-    open_state: Callable[[], StateStore]
-    """Opens the state store. Called for every lookup, because a store keeps its files open."""
-    derived: DerivedStore
-    joiner: Joiner
-    clock: Clock
-    make_task: Callable[[dict[Partition, PartitionWork]], Task]
-    """Makes the task that folds these works. It runs where the messages are."""
-    new_attempt: Callable[[], str]
-    snapshot_requester: SnapshotRequester | None = None
-    """Asks producers for snapshots; None if the stream does not want that."""
+FOLD_TRIES_MAX = 7
+"""A machine that raises needs three tries at most (from where it raised, from the first message,
+each message by itself), and sessions that moved need one. The others are for machines that do not
+behave the same each time.
+"""
+WorkByPartition = dict[Partition, PartitionWork]
+ResultByPartition = dict[Partition, TaskResult]
+MovedSessions = dict[Partition, dict[str, str]]
+"""By the partition where they appeared: the session, and the partition where it lives."""
 
 
 class RunOutcome(Struct, kw_only=True):
@@ -149,21 +131,19 @@ class FoldRun:
 
     def __init__(
         self,
-        stream: Stream,
-        runner: Runner,
-        context: FoldContext,
+        open_stream: OpenStream,
         *,
         run_id: str = "",
         progress: ProgressCallback | None = None,
     ) -> None:
-        self.stream = stream
-        self.runner = runner
-        self.context = context
+        self.open_stream = open_stream
+        self.stream = open_stream.stream
+        self.runner = open_stream.runner
         self.run_id = run_id
         self.progress = progress or _ignore_progress
-        self.read_options_estimator = ReadOptionsEstimator(context.log)
+        self.read_options_estimator = ReadOptionsEstimator(open_stream.log)
         self.outcome = RunOutcome()
-        self.head = LedgerHead(Ledger(stream=stream.name))
+        self.head = LedgerHead(Ledger(stream=self.stream.name))
         self.messages_total = 0
         """Messages that this run has folded and will fold, as far as is known."""
         self.messages_max = 0
@@ -199,7 +179,7 @@ class FoldRun:
 
     def _open_ledger(self) -> None:
         """Step 1. A stream without a ledger gets one: entry 0 names the partitions that exist."""
-        head = read_head(self.context.ledger, self.stream.name)
+        head = read_head(self.open_stream.ledger, self.stream.name)
         crash_point("ledger-read")
         if head is None:
             head = self._start_ledger()
@@ -210,19 +190,19 @@ class FoldRun:
         )
         refuse_open_circuit(head.ledger, self.stream.on_check_failure)
         self.head = head
-        catch_up_witness(self.context.ledger, head)
+        catch_up_witness(self.open_stream.ledger, head)
 
     def _start_ledger(self) -> LedgerHead:
         empty_ledger = Ledger(stream=self.stream.name)
-        plan = discover_topics(self.stream, self.context.log, empty_ledger)
+        plan = discover_topics(self.stream, self.open_stream.log, empty_ledger)
         births = []
         for partition, account in plan.new_accounts.items():
             births.append(birth_change(partition, account, plan))
         return start_ledger(
-            self.context.ledger,
-            self.context.clock,
+            self.open_stream.ledger,
+            self.open_stream.clock,
             self.stream.name,
-            self.context.new_attempt(),
+            self.open_stream.new_attempt(),
             tuple(births),
         )
 
@@ -231,7 +211,7 @@ class FoldRun:
         exactly once.
         """
         for _ in range(TRIES_MAX):
-            plan = discover_topics(self.stream, self.context.log, self.head.ledger)
+            plan = discover_topics(self.stream, self.open_stream.log, self.head.ledger)
             changes = tuple(discovery_changes(plan, self.head.ledger))
             try:
                 if changes or self.head.foreign_findings:
@@ -282,13 +262,13 @@ class FoldRun:
             return
         starts = {partition: offset_range.start for partition, offset_range in ranges.items()}
         options = self._read_options(ranges)
-        self.context.reader.read_slices(starts, self.messages_max, self._fold_slice, options)
+        self.open_stream.reader.read_slices(starts, self.messages_max, self._fold_slice, options)
 
     def _fold_exact_ranges(self, ranges: Ranges) -> None:
         """Fold these ranges and nothing else, slice by slice. Stops early if reading must restart."""
         for slice_ranges in cut_into_slices(ranges, self.messages_max):
             options = self._read_options(slice_ranges)
-            source = self.context.reader.read_ranges(slice_ranges, options)
+            source = self.open_stream.reader.read_ranges(slice_ranges, options)
             if not self._fold_slice(slice_ranges, source):
                 return
 
@@ -312,8 +292,8 @@ class FoldRun:
 
     def _fold_and_commit(self, ranges: Ranges, source: Source) -> None:
         """Steps 4 to 8 for one slice, without the translation of errors."""
-        attempt = self.context.new_attempt()
-        start_seconds = self.context.clock.now_seconds()
+        attempt = self.open_stream.new_attempt()
+        start_seconds = self.open_stream.clock.now_seconds()
         # Step 4.
         results = self._run_tasks(ranges, source, attempt)
         crash_point("slice-folded")
@@ -322,13 +302,13 @@ class FoldRun:
         if not entry.changes:
             return
         # Steps 6 and 7, and the witness of step 8.
-        duration_seconds = max(0.0, self.context.clock.now_seconds() - start_seconds)
+        duration_seconds = max(0.0, self.open_stream.clock.now_seconds() - start_seconds)
         committed = self._commit(replace(entry, took_seconds=duration_seconds), findings)
         # Step 8.
         self._sweep(committed)
         if self.runner.other_columns:
             # The further tables of a long run follow it slice by slice, not only at its end.
-            catch_up_after_run(self.context.ledger, self.context.derived, self.head.ledger)
+            catch_up_after_run(self.open_stream.ledger, self.open_stream.derived, self.head.ledger)
         self._count_entry(committed)
         if len(committed.changes) < len(entry.changes):
             # A repair took a hold on some partitions meanwhile, so the commit left them out.
@@ -347,8 +327,8 @@ class FoldRun:
             self.stream.name,
             works,
             source,
-            self.context.reader,
-            self.context.make_task,
+            self.open_stream.reader,
+            self.open_stream.make_task,
             self._find_moved_sessions,
             has_small_messages=has_small_messages,
         )
@@ -382,19 +362,19 @@ class FoldRun:
             self.head.ledger,
             works,
             results,
-            self.context.open_state(),
+            self.open_stream.open_state(),
             has_snapshots=self.runner.has_snapshots,
         )
 
     def _build_entry(
         self, ranges: Ranges, results: dict[Partition, TaskResult], attempt: str
-    ) -> tuple[Entry, list[Finding]]:
+    ) -> tuple[SliceEntry, list[Finding]]:
         """Step 5. Check that every range is accounted for, and look at the topics again.
 
         Returns the entry to commit and the findings to report. A partition whose topic changed
         while it was folded is left out, and reading begins again.
         """
-        bounds_by_partition = self.context.log.bounds(self.stream.topics)
+        bounds_by_partition = self.open_stream.log.bounds(self.stream.topics)
         changes = []
         findings: list[Finding] = []
         peak_memory_bytes = 0
@@ -408,7 +388,7 @@ class FoldRun:
             if result is None:
                 # No message of the range arrived, so no task ran for this partition.
                 result = result_of_hole(
-                    partition, account, offset_range, self.context.explain, self.stream.tier
+                    partition, account, offset_range, self.open_stream.explain, self.stream.tier
                 )
             ensure(
                 covers_range(result, offset_range),
@@ -420,20 +400,19 @@ class FoldRun:
             peak_memory_bytes = max(peak_memory_bytes, result.peak_memory_bytes)
             if result.halt is not None:
                 self.must_restart_reading = True
-        entry = Entry(
-            kind="slice",
+        entry = SliceEntry(
             attempt=attempt,
             changes=tuple(changes),
             peak_memory_bytes=peak_memory_bytes,
         )
         return entry, findings
 
-    def _commit_changes(self, changes: tuple[Change, ...], findings: list[Finding]) -> Entry:
+    def _commit_changes(self, changes: tuple[Change, ...], findings: list[Finding]) -> SliceEntry:
         """Commit changes that no task made: what discovery or an unreadable message led to."""
-        entry = Entry(kind="slice", attempt=self.context.new_attempt(), changes=changes)
+        entry = SliceEntry(attempt=self.open_stream.new_attempt(), changes=changes)
         return self._commit(entry, findings)
 
-    def _commit(self, entry: Entry, findings: list[Finding]) -> Entry:
+    def _commit(self, entry: SliceEntry, findings: list[Finding]) -> SliceEntry:
         """Steps 6 and 7, and the witness of step 8. Returns the entry as it was committed.
 
         The entry carries its findings: once it is committed, they count as reported.
@@ -448,12 +427,12 @@ class FoldRun:
             findings=tuple(findings),
         )
         self.head, committed = commit(
-            self.context.ledger, self.context.clock, self.head, complete_entry
+            self.open_stream.ledger, self.open_stream.clock, self.head, complete_entry
         )
         self.outcome.findings += committed.findings
         return committed
 
-    def _sweep(self, entry: Entry) -> None:
+    def _sweep(self, entry: SliceEntry) -> None:
         """Step 8. Delete what other attempts wrote for the same partition, epoch and start: the
         commit decided that nobody will name those files.
         """
@@ -462,10 +441,10 @@ class FoldRun:
                 continue
             committed_paths = {file.path for file in change.files()}
             stem = stem_prefix(change.epoch, change.frontier)
-            self.context.records.sweep(change.partition, stem, committed_paths)
+            self.open_stream.records.sweep(change.partition, stem, committed_paths)
         crash_point("swept")
 
-    def _count_entry(self, entry: Entry) -> None:
+    def _count_entry(self, entry: SliceEntry) -> None:
         outcome = self.outcome
         for change in entry.changes:
             if change.certificate is not None:
@@ -481,13 +460,15 @@ class FoldRun:
         """The rest of step 8: sweep orphans, bring the derived tables up to the ledger, and ask
         producers for snapshots. Trouble with the last two is noted and fails nothing.
         """
-        context = self.context
+        open_stream = self.open_stream
         ledger = self.head.ledger
         if self.outcome.slices:
-            sweep_dead(context.ledger, context.records, self.head)
-        self.outcome.derived_error = catch_up_after_run(context.ledger, context.derived, ledger)
+            sweep_dead(open_stream.ledger, open_stream.records, self.head)
+        self.outcome.derived_error = catch_up_after_run(
+            open_stream.ledger, open_stream.derived, ledger
+        )
         self.outcome.snapshot_request_error = request_snapshots_after_run(
-            context.ledger, context.snapshot_requester, ledger
+            open_stream.ledger, open_stream.snapshot_requester, ledger
         )
 
     def _summarize(self, plan: SlicePlan) -> None:
@@ -529,7 +510,7 @@ class FoldRun:
         Returns whether there are any.
         """
         next_ranges = next_slice_ranges(plan.ranges, self.messages_max)
-        unreadable_messages = self.context.log.first_unreadable_messages(next_ranges)
+        unreadable_messages = self.open_stream.log.first_unreadable_messages(next_ranges)
         readable_ranges = {}
         for partition, (offset, _) in unreadable_messages.items():
             readable_ranges[partition] = next_ranges[partition].until(offset)
@@ -585,9 +566,368 @@ class FoldRun:
                 )
 
     def _read_head(self) -> LedgerHead:
-        head = read_head(self.context.ledger, self.stream.name)
+        head = read_head(self.open_stream.ledger, self.stream.name)
         return head or raise_broken_promise("the ledger vanished in mid-run")
 
     def _account(self, partition: Partition) -> Account:
         account = self.head.ledger.account(partition)
         return account or raise_broken_promise("a partition has an account before it is read")
+
+
+class ReadOptionsEstimator:
+    """Decides what a run asks of the reader beyond the messages themselves: headers, and an estimate
+    of the message size, from which the reader chooses how much it fetches at once. The estimate is
+    from the ledger; Kafka is sampled where that is not enough.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self._sampled_bytes: dict[Partition, int] = {}
+
+    def read_options(
+        self, ledger: Ledger, ranges: Ranges, *, may_sample: bool = False
+    ) -> ReadOptions:
+        """The options for reading these ranges.
+
+        Headers are read where a session is in quarantine. The message size is that of the partition
+        with the largest messages; it is 0 while some partition's size is not known.
+        """
+        average_sizes = []
+        unmeasured_ranges: Ranges = {}
+        has_quarantine = False
+        for partition, offset_range in ranges.items():
+            account = ledger.account(partition)
+            if account is not None and account.quarantined:
+                has_quarantine = True
+            if account is not None and account.messages:
+                average_sizes.append(_average_message_bytes(account))
+            elif len(offset_range):
+                unmeasured_ranges[partition] = offset_range
+        if may_sample and not self._sampled_bytes:
+            self._sample_if_worthwhile(unmeasured_ranges)
+        largest_average = max([*average_sizes, *self._sampled_bytes.values()], default=0)
+        if unmeasured_ranges and not self._sampled_bytes:
+            largest_average = 0
+        return ReadOptions(has_quarantine, largest_average)
+
+    def _sample_if_worthwhile(self, unmeasured_ranges: Ranges) -> None:
+        messages = sum(len(offset_range) for offset_range in unmeasured_ranges.values())
+        if messages >= MESSAGES_WORTH_SAMPLING:
+            self._sampled_bytes = self.log.sample_message_bytes(unmeasured_ranges)
+
+
+def _average_message_bytes(account: Account) -> int:
+    return account.message_bytes // account.messages + 1
+
+
+def fold_until_stable(
+    stream: str,
+    works: WorkByPartition,
+    source: Source,
+    reader: Reader,
+    make_task: Callable[[WorkByPartition], Task],
+    find_moved: Callable[[WorkByPartition, ResultByPartition], MovedSessions],
+    *,
+    has_small_messages: bool = False,
+) -> ResultByPartition:
+    """Fold the works, and fold some of them again until no result asks for another try.
+
+    A work is folded again for one of three reasons:
+
+    - Messages were quarantined. They are stored with their headers, which are only read on request.
+      (A hot partition that helpers fold asks for the same, when anything but the usual happens.)
+    - The machine raised. It may have left a state half changed, so that its sessions are folded
+      again in a way that can be undone.
+    - A session moved here from another partition. That is only known once all partitions are
+      folded.
+
+    1. Fold all works.
+    2. Find the works that have to be folded again. If there are none, return the results.
+    3. Fold those again, with headers and with what was learned, and go on with step 2.
+
+    A machine whose results never become stable is refused.
+    """
+    # 1. Fold all works.
+    works = _with_shares(works)
+    first_attempts = {partition: work.attempt for partition, work in works.items()}
+    contents = source.map(make_task(works), has_small_messages=has_small_messages)
+    results = results_by_partition(contents)
+    for try_number in range(FOLD_TRIES_MAX):
+        # 2. Find the works that have to be folded again. Sessions that moved are only looked for
+        # when all other results are final, because a result to be replaced could mislead.
+        raised_sessions = {}
+        for partition, result in results.items():
+            if result.raised_sessions or result.lacks_headers:
+                raised_sessions[partition] = result.raised_sessions
+        moved_sessions = {} if raised_sessions else find_moved(works, results)
+        unstable_partitions = {**raised_sessions, **moved_sessions}
+        if not unstable_partitions:
+            return results
+        # 3. Fold those again.
+        retried_works = {}
+        for partition in unstable_partitions:
+            work = works[partition]
+            retried_works[partition] = replace(
+                work,
+                undoable=work.undoable | raised_sessions.get(partition, {}),
+                moved_sessions=work.moved_sessions | moved_sessions.get(partition, {}),
+                attempt=f"{first_attempts[partition]}r{try_number}",
+                share=0.0,
+            )
+        works = works | retried_works
+        results |= _fold_with_headers(retried_works, reader, make_task)
+    names = ", ".join(str(partition) for partition in unstable_partitions)
+    raise ConfigError(
+        f"{stream}: the machine raises at other messages each time ({names})",
+        next="make `apply` depend on nothing but its state and message; seriatim.testing runs it in milliseconds",
+    )
+
+
+def _fold_with_headers(
+    works: WorkByPartition, reader: Reader, make_task: Callable[[WorkByPartition], Task]
+) -> ResultByPartition:
+    ranges = {partition: OffsetRange(work.start, work.end) for partition, work in works.items()}
+    source = reader.read_ranges(ranges, ReadOptions(with_headers=True))
+    return results_by_partition(source.map(make_task(works)))
+
+
+def _with_shares(works: WorkByPartition) -> WorkByPartition:
+    """The works, each with its share of all messages of the slice."""
+    total = sum(work.end - work.start for work in works.values()) or 1
+    shared_works = {}
+    for partition, work in works.items():
+        shared_works[partition] = replace(work, share=(work.end - work.start) / total)
+    return shared_works
+
+
+def find_moved_sessions(
+    ledger: Ledger,
+    works: Mapping[Partition, PartitionWork],
+    results: Mapping[Partition, TaskResult],
+    state: StateStore,
+    *,
+    has_snapshots: bool,
+) -> MovedSessions:
+    """The sessions without state of a slice that live in another partition, except those that the
+    works name already.
+
+    Only sessions that have no state where they appeared are looked for, and only by name: the state
+    of all other sessions is not read.
+
+    Without snapshots a session may begin in two partitions in one slice. Then it lives in the first
+    of them.
+    """
+    moved: MovedSessions = {}
+    for partition, result in results.items():
+        sessions = set(result.sessions_without_state) - set(works[partition].moved_sessions)
+        if not sessions:
+            continue
+        for home in _other_partitions_of_topic(ledger, partition):
+            living = _find_living_sessions(ledger, results, home, sessions, state)
+            if not has_snapshots and home in results and partition < home:
+                # The session begins in both partitions, and this one is the first: it stays here.
+                living -= set(results[home].sessions_without_state)
+            for session in living:
+                moved.setdefault(partition, {})[session] = str(home)
+            sessions -= living
+    return moved
+
+
+def _other_partitions_of_topic(ledger: Ledger, partition: Partition) -> list[Partition]:
+    return [
+        candidate
+        for candidate in ledger.known_partitions()
+        if candidate.topic == partition.topic and candidate != partition
+    ]
+
+
+def _find_living_sessions(
+    ledger: Ledger,
+    results: Mapping[Partition, TaskResult],
+    partition: Partition,
+    sessions: set[str],
+    state: StateStore,
+) -> set[str]:
+    """Those of the sessions that have a state in this partition after the slice."""
+    files = _state_files_after_slice(ledger, results, partition)
+    names = state.find_names(files, sessions)
+    living = set()
+    for name, session in state.load(files, names).items():
+        if session.state_bytes is not None:
+            living.add(name)
+    return living
+
+
+def _state_files_after_slice(
+    ledger: Ledger, results: Mapping[Partition, TaskResult], partition: Partition
+) -> tuple[File, ...]:
+    """The state files of a partition as this slice leaves them."""
+    result = results.get(partition)
+    if result is not None and result.state is not None:
+        return result.state
+    account = ledger.account(partition)
+    return account.state if account is not None else ()
+
+
+def birth_change(partition: Partition, account: Account, plan: SlicePlan) -> Change:
+    """The change that writes a partition's account as discovery leaves it."""
+    log_end = 0
+    if partition in plan.ranges:
+        log_end = plan.ranges[partition].end
+    return replace(unmoved_change(partition, account), log_end=log_end)
+
+
+def discovery_changes(plan: SlicePlan, ledger: Ledger) -> Iterable[Change]:
+    """What discovery alone changes: new partitions, halts, and offsets that Kafka deleted before
+    they were read.
+    """
+    halting_findings = {
+        Partition.parse(finding.partition_name): finding for finding in plan.findings
+    }
+    for partition in sorted({*plan.new_accounts, *plan.skipped_ranges, *halting_findings}):
+        account = plan.new_accounts.get(partition) or ledger.account(partition)
+        if account is None:
+            raise_broken_promise("found, but unknown")
+        change = birth_change(partition, account, plan)
+        finding = halting_findings.get(partition)
+        if finding is not None:
+            change = replace(change, halt=halt_from_finding(finding))
+        skipped = plan.skipped_ranges.get(partition)
+        if skipped:
+            change = replace(
+                change,
+                until=skipped.end,
+                certificate=hole_certificate(
+                    partition, account, skipped, {"expired": len(skipped)}
+                ),
+                marks=(loss_mark(skipped, "expired"),),
+            )
+        yield change
+
+
+def hole_certificate(
+    partition: Partition, account: Account, offset_range: OffsetRange, holes: dict[str, int]
+) -> Certificate:
+    """The certificate of a range that is one hole."""
+    return Certificate(
+        partition=partition,
+        epoch=account.epoch,
+        start=offset_range.start,
+        until=offset_range.end,
+        counts=Counts(),
+        holes=holes,
+    )
+
+
+def result_of_hole(
+    partition: Partition, account: Account, offset_range: OffsetRange, explain: Explain, tier: Tier
+) -> TaskResult:
+    """The result for a planned range of which no message arrived. Such a range is one hole: for
+    example transaction markers only, or a loss.
+    """
+    passage = HolePassage(partition, tier, offset_range.start)
+    passage.pass_hole(offset_range, explain(partition, offset_range))
+    passed_range = offset_range.until(passage.until)
+    findings = [passage.halt] if passage.halt else []
+    return TaskResult(
+        certificate=hole_certificate(partition, account, passed_range, passage.counts),
+        halt=passage.halt,
+        findings=findings,
+        marks=tuple(passage.marks),
+    )
+
+
+def unreadable_message_changes(
+    unreadable_messages: Mapping[Partition, tuple[int, str]], ledger: Ledger, on_poison: OnPoison
+) -> tuple[tuple[Change, ...], list[Finding]]:
+    """Changes and findings for partitions that reached a message that cannot be read. They halt at
+    the message, or pass over it where the stream says so.
+    """
+    changes = []
+    findings = []
+    for partition, (offset, reason) in sorted(unreadable_messages.items()):
+        account = ledger.account(partition) or raise_broken_promise("stopped, but unknown")
+        if account.frontier != offset:
+            # The partition halted at an earlier message and did not get so far.
+            continue
+        finding = Finding(
+            finding="poison",
+            topic=partition.topic,
+            partition=partition.number,
+            offset=offset,
+            cause=f"it cannot be read: {reason}, which does not fit (nanoseconds?)",
+        )
+        change = unmoved_change(partition, account)
+        if on_poison == "skip":
+            change = _pass_over_unreadable(change)
+            finding = replace(finding, level="warning")
+        else:
+            change = replace(change, halt=halt_from_finding(finding))
+        changes.append(change)
+        findings.append(finding)
+    return tuple(changes), findings
+
+
+def _pass_over_unreadable(change: Change) -> Change:
+    """The change, moved past the one message at its frontier."""
+    certificate = Certificate(
+        partition=change.partition,
+        epoch=change.epoch,
+        start=change.frontier,
+        until=change.frontier + 1,
+        counts=Counts(findings={"poison": 1}),
+        holes={"unreadable": 1},
+    )
+    return replace(change, until=certificate.until, certificate=certificate)
+
+
+def change_from_result(
+    partition: Partition, account: Account, result: TaskResult, log_end: int
+) -> Change:
+    """The change that the result of a task makes to its partition."""
+    certificate = result.certificate or raise_broken_promise("a result without a certificate")
+    halt = halt_from_finding(result.halt) if result.halt else None
+    return replace(
+        unmoved_change(partition, account),
+        until=certificate.until,
+        certificate=certificate,
+        state=result.state,
+        records=result.records,
+        other_records=result.other_record_files,
+        quarantine_files=result.quarantine_files,
+        halt=halt,
+        marks=result.marks,
+        log_end=log_end,
+    )
+
+
+def halt_from_finding(finding: Finding) -> Halt:
+    """The halt that the ledger remembers for a finding."""
+    ensure(
+        finding.finding != "truncated" or finding.log_end >= 0,
+        "a truncated log says where it ends now",
+    )
+    return Halt(
+        finding=finding.finding, offset=finding.offset, cause=finding.cause, log_end=finding.log_end
+    )
+
+
+def covers_range(result: TaskResult, offset_range: OffsetRange) -> bool:
+    """Whether a result reaches from the start of its range to the end, or to where it halted."""
+    certificate = result.certificate
+    if certificate is None or certificate.start != offset_range.start:
+        return False
+    if certificate.until == offset_range.end:
+        return True
+    return result.halt is not None and certificate.until <= offset_range.end
+
+
+def results_by_partition(contents: list[bytes]) -> dict[Partition, TaskResult]:
+    """Decode what the tasks returned. The error of a failed task is raised here."""
+    results: dict[Partition, TaskResult] = {}
+    for content in contents:
+        result = read_result(content)
+        partition = result.partition or raise_broken_promise("a result says its partition")
+        ensure(partition not in results, "one result per partition", partition=str(partition))
+        results[partition] = result
+    return results

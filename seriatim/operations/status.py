@@ -8,18 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from seriatim.engine.files import StateStore
 from seriatim.engine.machine import Runner
-from seriatim.engine.offsets import Partition
+from seriatim.engine.offsets import Bounds, Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
 from seriatim.kafka.retention import RetainedLog, is_drained
 from seriatim.ledger.commit import read_head
-from seriatim.ledger.model import Account, Halt, Ledger
-from seriatim.ledger.verdicts import FailedRange, circuit_advice, describe_failed_range
+from seriatim.ledger.model import (
+    Account,
+    FailedRange,
+    Halt,
+    Ledger,
+    circuit_advice,
+    describe_failed_range,
+)
+from seriatim.operations.plan import retired_topics
 from seriatim.operations.retention import PartitionClock, PartitionClocks, partition_clocks
-from seriatim.operations.slicing import Bounds, retired_topics
 from seriatim.operations.stream_status import stream_verdict
-from seriatim.ports import LedgerStore, Log, StateStore
+from seriatim.ports import LedgerStore, Log
 from seriatim.stream import Stream
 
 

@@ -17,10 +17,8 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.alerts.incidents import Concern
-from seriatim.engine.findings import Finding
-from seriatim.ledger.model import Account, Ledger
-from seriatim.ledger.verdicts import circuit_advice, describe_failed_range
+from seriatim.engine.findings import Concern, Finding
+from seriatim.ledger.model import Account, Ledger, circuit_advice, describe_failed_range
 
 Tone = Literal["", "good", "warn", "bad"]
 QUARANTINED_LISTED_MAX = 200

@@ -25,9 +25,11 @@ from collections.abc import Iterable, Iterator
 from functools import cache
 
 from seriatim.engine.crash_points import crash_point
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, IntegrityError
-from seriatim.ledger.model import Account, File, Ledger
+from seriatim.ledger.entries import CompactEntry
+from seriatim.ledger.model import Account, Ledger
 from seriatim.operations.compaction_rules import COMPACTED_NAME, Intent, OutdatedFiles
 from seriatim.ports import LedgerHead, LedgerStore, RecordStore
 
@@ -168,7 +170,7 @@ class _OrphanSweep:
         named = set()
         try:
             for manifest in self.ledger.entries(self.stream, since):
-                if manifest.entry.kind != "compact":
+                if not isinstance(manifest.entry, CompactEntry):
                     continue
                 for change in manifest.entry.changes:
                     named |= _paths(change.files())

@@ -13,13 +13,13 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from seriatim.alerts.incidents import Concern
-from seriatim.engine.findings import Finding, format_duration
+from seriatim.engine.files import StateStore
+from seriatim.engine.findings import Concern, Finding, format_duration
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.model import Ledger
 from seriatim.operations.retention import PartitionClocks, partition_clocks, time_left_warnings
 from seriatim.operations.status import status_values
-from seriatim.ports import Clock, LedgerStore, Log, StateStore
+from seriatim.ports import Clock, LedgerStore, Log
 from seriatim.stream import Stream
 
 

@@ -114,18 +114,6 @@ def message_batches(record_batches: Iterable[pa.RecordBatch]) -> Iterator[Messag
             yield ArrowMessageBatch(batch.slice(begin, end - begin), int(offsets[begin]))
 
 
-def follows_previous(
-    offsets: Any,
-    indexes: Any,
-    previous_offset: int,
-    previous_index: int,
-) -> Any:
-    """Whether each record comes after the record before it, by offset and then by index."""
-    offset_steps = np.diff(offsets, prepend=previous_offset)
-    index_steps = np.diff(indexes, prepend=previous_index)
-    return (offset_steps > 0) | ((offset_steps == 0) & (index_steps > 0))
-
-
 class ArrowDigests:
     """Digests of offsets, keys and values. They do not depend on how the messages were cut into
     batches.

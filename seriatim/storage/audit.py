@@ -12,55 +12,104 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
+from msgspec import Struct
 
-from seriatim.engine.record_kinds import OTHER_TABLE_PREFIX
+from seriatim.engine.files import File
+from seriatim.engine.records import (
+    OTHER_TABLE_PREFIX,
+    ROW_IMAGE_COLUMNS,
+    RowImage,
+    RowKeySpec,
+)
+from seriatim.engine.session import Session
+from seriatim.ledger.manifests import WITNESS_KEY, Manifest, ManifestFiles, ManifestReference
 from seriatim.operations.prove.chain import AddedFile, Commit, CommitSignature
-from seriatim.operations.prove.rules import FileOutline
+from seriatim.operations.prove.rules import FileOutline, FileReading
 from seriatim.ports import UnreadableFileError
-from seriatim.storage.delta import COMMIT_METADATA_KEY, first_line
-from seriatim.storage.files import file_digest, file_names, write_file
+from seriatim.storage.delta_table import COMMIT_METADATA_KEY, first_line
+from seriatim.storage.record_order import RecordOrderScan
+from seriatim.storage.record_rows import LastRecords, read_row_groups, row_images
+from seriatim.storage.state_files import StateFile
+from seriatim.storage.store import Store, digest_object, open_store, xxh3_and_sha256
+from seriatim.workers import LocalWorkers, Workers, map_or_raise
 
 DATA_FOLDERS = ("records", "state", "kept", "manifests")
+DELTA_LOG = "records/_delta_log/"
 SIGN_OFF_FILE = "verified.json"
+DIFFERING_FILE_NOTE = "differs.json"
 READ_ERRORS = (OSError, pa.ArrowException, ValueError)
 """What reading a damaged file raises."""
-Position = tuple[int, int, str]
-"""The offset, index and topic id of a row."""
+
+
+class FileToRead(Struct, frozen=True):
+    """A piece of work: a file that is read and compared with its entry."""
+
+    store_url: str
+    file: File
+
+    def __str__(self) -> str:
+        return self.file.path
+
+
+def read_committed_file(work: FileToRead) -> FileReading:
+    """The file as it is now. What is in it is read only if it is the file that was committed, and
+    not of state, which `verify` reads by sessions.
+    """
+    audit = FileAudit(open_store(work.store_url))
+    file = work.file
+    size_bytes = audit.size(file.path)
+    if size_bytes is None:
+        return FileReading()
+    # Files of formats before 4 have no SHA-256 in their entry.
+    digests = audit.digests(file.path, with_sha256=bool(file.sha256))
+    reading = FileReading(size_bytes=size_bytes, digests=digests)
+    is_as_committed = (size_bytes, *digests) == (file.size_bytes, file.digest, file.sha256)
+    if is_as_committed and not file.path.startswith("state/"):
+        try:
+            reading.outline = audit.outline(file.path)
+        except UnreadableFileError as error:
+            reading.read_error = str(error)
+    return reading
 
 
 class FileAudit:
-    """The output of one stream, below `root`."""
+    """The output of one stream. `workers` read its files."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, store: Store, workers: Workers | None = None) -> None:
+        self.store = store
+        self._manifests = ManifestFiles(store)
+        self.workers = LocalWorkers() if workers is None else workers
+
+    def read_files(self, files: Iterable[File]) -> Iterator[FileReading]:
+        """Each file as it is now, in the order of the files."""
+        works = (FileToRead(self.store.url, file) for file in files)
+        return map_or_raise(self.workers, read_committed_file, works)
 
     def commits(self) -> list[Commit]:
         """The commits of the Delta log, oldest first."""
-        folder = self.root / "records" / "_delta_log"
         log_digest = hashlib.sha256()
         commits = []
-        for path in sorted(folder.glob("*.json")):
-            if path.stem.isdecimal():
-                content = path.read_bytes()
+        for key, _ in self.store.keys(DELTA_LOG):
+            version, _, ending = key.removeprefix(DELTA_LOG).partition(".")
+            if version.isdecimal() and ending == "json":
+                content = self.store.read(key)
                 log_digest.update(content)
-                commits.append(_parse_commit(int(path.stem), content, log_digest.hexdigest()))
+                commits.append(_parse_commit(int(version), content, log_digest.hexdigest()))
         return commits
 
     def paths_readers_see(self, version: int) -> set[str]:
         """The paths of the table's files at a version, as a Delta library gives them."""
         try:
-            table = DeltaTable(self.root / "records", version=version)
+            table = self._open_table("records", version)
             adds = pa.table(table.get_add_actions())
         except (DeltaError, *READ_ERRORS) as error:
             raise UnreadableFileError(_first_line(error)) from None
@@ -73,7 +122,7 @@ class FileAudit:
         tables = {}
         for folder in self._other_table_folders():
             try:
-                table = DeltaTable(self.root / folder)
+                table = self._open_table(folder)
                 paths = pa.table(table.get_add_actions()).column("path").to_pylist()
                 sequence = _reached_sequence(table)
             except TableNotFoundError:
@@ -86,11 +135,15 @@ class FileAudit:
         return tables
 
     def _other_table_folders(self) -> list[str]:
-        return [name for name in file_names(self.root) if name.startswith(OTHER_TABLE_PREFIX)]
+        return [name for name in self.store.folders("") if name.startswith(OTHER_TABLE_PREFIX)]
+
+    def _open_table(self, folder: str, version: int | None = None) -> DeltaTable:
+        options = self.store.delta_options()
+        return DeltaTable(f"{self.store.url}/{folder}", version=version, storage_options=options)
 
     def witness(self) -> bytes | None:
         """The content of head.json; None if there is no such file."""
-        return self._read_bytes_or_none("head.json")
+        return self._read_bytes_or_none(WITNESS_KEY)
 
     def sign_off(self) -> bytes | None:
         """The content of verified.json; None if there is no such file."""
@@ -98,100 +151,80 @@ class FileAudit:
 
     def put_sign_off(self, content: bytes) -> None:
         """Write verified.json."""
-        write_file(self.root / SIGN_OFF_FILE, content)
+        self.store.replace(SIGN_OFF_FILE, content)
 
     def put_differing_file(self, path: str) -> None:
         """Note the path in differs.json. An empty path deletes the note."""
-        note_file = self.root / "differs.json"
         if path:
-            write_file(note_file, json.dumps({"file": path}).encode())
+            self.store.replace(DIFFERING_FILE_NOTE, json.dumps({"file": path}).encode())
         else:
-            note_file.unlink(missing_ok=True)
+            self.store.delete([DIFFERING_FILE_NOTE])
 
-    def manifest(self, path: str) -> tuple[str, bytes]:
-        """The SHA-256 of a manifest file, and its unpacked content."""
-        packed = self._read_bytes_or_none(path)
-        if packed is None:
-            raise UnreadableFileError("it is missing")
-        try:
-            content = pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read()
-        except READ_ERRORS as error:
-            raise UnreadableFileError(_first_line(error)) from None
-        return hashlib.sha256(packed).hexdigest(), content
+    def manifest(self, reference: ManifestReference) -> Manifest:
+        """The manifest of an entry. The bases of manifests are read once."""
+        return self._manifests.read(reference)
 
     def paths(self) -> list[str]:
-        """The paths of all files in the data folders, without those of Delta logs."""
-        paths = []
+        """The paths of all files in the data folders, finished or not, without those of Delta logs."""
+        paths: set[str] = set()
         for folder in (*DATA_FOLDERS, *self._other_table_folders()):
-            for full_path in (self.root / folder).rglob("*"):
-                path = full_path.relative_to(self.root)
-                if "_delta_log" not in path.parts and full_path.is_file():
-                    paths.append(str(path))
-        return paths
+            paths.update(path for path, _ in self.store.keys(f"{folder}/"))
+            paths.update(self.store.unfinished_keys(f"{folder}/"))
+        return sorted(path for path in paths if "_delta_log" not in path.split("/"))
 
     def size(self, path: str) -> int | None:
         """The size of a file in bytes; None if there is no such file."""
-        full_path = self.root / path
-        if not full_path.is_file():
-            return None
-        return full_path.stat().st_size
+        return self.store.size(path)
 
-    def digest(self, path: str) -> str:
-        """XXH3-128 of the whole file."""
-        return file_digest(self.root / path)
+    def digests(self, path: str, *, with_sha256: bool) -> tuple[str, str]:
+        """XXH3-128 and SHA-256 of the whole file, in one reading. The second is empty if it is not
+        asked for.
+        """
+        if with_sha256:
+            return xxh3_and_sha256(self.store, path)
+        return digest_object(self.store, path), ""
 
     def outline(self, path: str) -> FileOutline:
         """What a record or quarantine file holds. Every page is read and proved by its checksum."""
         outline = FileOutline()
-        position: Position = (-1, -1, "")
-        for batch in self._batches(path):
-            if batch.num_rows:
-                position = _add_batch_to_outline(outline, batch, position)
+        order_scan = RecordOrderScan()
+        for row_group in self._row_groups(path):
+            _add_to_outline(outline, row_group, order_scan)
         return outline
 
-    def last_rows(
-        self,
-        path: str,
-        key: Sequence[str],
-        columns: Sequence[str],
-        gone: Mapping[str, Any],
-    ) -> Iterator[tuple[str, Any, tuple[Any, ...] | None, int]]:
-        """Each row of each session as this file leaves it: session, key, row and offset.
-
-        The row is None if it was deleted: its last record has the values `gone`.
-        """
-        read_columns = list(dict.fromkeys(["session", "offset", *gone, *key, *columns]))
-        for batch in self._batches(path, read_columns):
-            row_numbers = pa.array(range(batch.num_rows))
-            table = pa.Table.from_batches([batch]).append_column("_row", row_numbers)
-            for row in _last_of_each_key(table, ["session", *key]).to_pylist():
-                key_values = tuple(row[column] for column in key)
-                row_key = key_values[0] if len(key) == 1 else key_values
-                is_gone = all(row[column] == value for column, value in gone.items())
-                values = None if is_gone else tuple(row[column] for column in columns)
-                yield row["session"], row_key, values, row["offset"]
+    def last_rows(self, paths: Iterable[str], row_key_spec: RowKeySpec) -> Iterator[RowImage]:
+        """Each row of each session as these record files leave it. They must be in order."""
+        columns = [*ROW_IMAGE_COLUMNS, *row_key_spec.deleted_when]
+        columns += [*row_key_spec.key, *row_key_spec.columns]
+        last_records = LastRecords(("session", *row_key_spec.key))
+        for path in paths:
+            for records in self._row_groups(path, columns):
+                last_records.add(records)
+        records = last_records.finish()
+        if records is not None:
+            yield from row_images(records, row_key_spec)
 
     def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """The rows of a file. Columns that it does not have are left out."""
-        for batch in self._batches(path, columns):
-            yield from batch.to_pylist()
+        for row_group in self._row_groups(path, columns):
+            yield from row_group.to_pylist()
 
-    def _batches(self, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def sessions(self, path: str) -> Iterator[tuple[str, Session]]:
+        """The sessions of a state file."""
         try:
-            with pq.ParquetFile(self.root / path, page_checksum_verification=True) as file:
-                names = file.schema_arrow.names
-                read_columns = None
-                if columns:
-                    read_columns = [column for column in columns if column in names]
-                for group in range(file.num_row_groups):
-                    table = file.read_row_group(group, read_columns)
-                    yield from table.combine_chunks().to_batches()
+            yield from StateFile(self.store, path).all_sessions()
+        except READ_ERRORS as error:
+            raise UnreadableFileError(_first_line(error)) from None
+
+    def _row_groups(self, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        try:
+            yield from read_row_groups(self.store, path, columns)
         except READ_ERRORS as error:
             raise UnreadableFileError(_first_line(error)) from None
 
     def _read_bytes_or_none(self, path: str) -> bytes | None:
         try:
-            return (self.root / path).read_bytes()
+            return self.store.read(path)
         except FileNotFoundError:
             return None
 
@@ -206,45 +239,26 @@ def _reached_sequence(table: DeltaTable) -> int:
     return reached
 
 
-def _last_of_each_key(table: pa.Table, key: list[str]) -> pa.Table:
-    """The last row of each key, in the order of the table."""
-    groups = table.select([*key, "_row"]).group_by(key, use_threads=False)
-    last_row_numbers = groups.aggregate([("_row", "max")]).column("_row_max")
-    return table.take(last_row_numbers.combine_chunks().sort())
-
-
-def _add_batch_to_outline(
+def _add_to_outline(
     outline: FileOutline,
-    batch: pa.RecordBatch,
-    previous_position: Position,
-) -> Position:
-    """Add the rows of a batch. Returns the position of its last row."""
-    names = batch.schema.names
+    batch: pa.Table,
+    order_scan: RecordOrderScan,
+) -> None:
+    """Add the rows of a row group."""
     offsets = _numpy_column(batch, "offset")
-    indexes = _numpy_column(batch, "index") if "index" in names else np.zeros_like(offsets)
-    encoded_ids = batch.column("topic_id").dictionary_encode()
-    topic_ids = encoded_ids.dictionary.to_pylist()
-    id_codes = encoded_ids.indices.to_numpy(zero_copy_only=False)
-    previous_offset, previous_index, previous_id = previous_position
-    previous_code = topic_ids.index(previous_id) if previous_id in topic_ids else -1
-    offset_steps = np.diff(offsets, prepend=previous_offset)
-    index_steps = np.diff(indexes, prepend=previous_index)
-    # A topic that was created again starts over at offset 0, under a new id.
-    same_id = np.diff(id_codes, prepend=previous_code) == 0
-    is_disorder = (offset_steps < 0) | ((offset_steps == 0) & (index_steps <= 0))
-    disordered_rows = np.flatnonzero(same_id & is_disorder)
-    if outline.first_disorder is None and len(disordered_rows):
-        row = disordered_rows[0]
-        outline.first_disorder = int(offsets[row]), int(indexes[row])
+    order = order_scan.scan(batch)
+    if outline.first_disorder is None and len(order.disordered_rows):
+        row = int(order.disordered_rows[0])
+        index = batch.column("index")[row].as_py() if "index" in batch.schema.names else 0
+        outline.first_disorder = int(offsets[row]), index
     outline.rows += batch.num_rows
-    outline.distinct_offsets += int(np.count_nonzero((offset_steps != 0) | ~same_id))
-    outline.topic_ids |= set(topic_ids)
+    outline.distinct_offsets += order.distinct_offsets
+    outline.topic_ids.update(batch.column("topic_id").unique().to_pylist())
     _add_offsets(outline, batch, offsets)
     _add_distinct_values(outline, batch)
-    return int(offsets[-1]), int(indexes[-1]), topic_ids[id_codes[-1]]
 
 
-def _add_offsets(outline: FileOutline, batch: pa.RecordBatch, offsets: Any) -> None:
+def _add_offsets(outline: FileOutline, batch: pa.Table, offsets: Any) -> None:
     """Add the lowest and highest offset, and the first record that is earlier than its source."""
     lowest_offset = int(offsets.min())
     if outline.first_offset < 0 or lowest_offset < outline.first_offset:
@@ -257,19 +271,22 @@ def _add_offsets(outline: FileOutline, batch: pa.RecordBatch, offsets: Any) -> N
             outline.early_offset = int(offsets[early_rows[0]])
 
 
-def _add_distinct_values(outline: FileOutline, batch: pa.RecordBatch) -> None:
-    value_sets: dict[str, set[Any]] = {
-        "topic": outline.topics,
-        "partition": outline.partitions,
-        "session": outline.sessions,
-    }
-    for name, values in value_sets.items():
-        if name in batch.schema.names:
-            values.update(batch.column(name).unique().to_pylist())
+def _add_distinct_values(outline: FileOutline, batch: pa.Table) -> None:
+    outline.topics.update(_distinct_values(batch, "topic"))
+    outline.partitions.update(_distinct_values(batch, "partition"))
+    outline.sessions.update(_distinct_values(batch, "session"))
 
 
-def _numpy_column(batch: pa.RecordBatch, name: str) -> Any:
-    return batch.column(name).to_numpy(zero_copy_only=False)
+def _distinct_values(batch: pa.Table, name: str) -> list[Any]:
+    """The distinct values of a column; none if it is the name of a folder instead."""
+    if name not in batch.schema.names:
+        return []
+    values: list[Any] = batch.column(name).unique().to_pylist()
+    return values
+
+
+def _numpy_column(batch: pa.Table, name: str) -> Any:
+    return batch.column(name).to_numpy()
 
 
 def _parse_commit(version: int, content: bytes, log_digest: str) -> Commit:

@@ -13,14 +13,15 @@ table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from msgspec import Struct
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.record_kinds import RowKeySpec
-from seriatim.ledger.model import Change, Entry, File, Ledger, Manifest
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Ledger
 
 TopicIdsByPartition = dict[str, tuple[str, ...]]
 """The topic ids of each partition that had several, oldest first."""
@@ -80,40 +81,38 @@ def must_read_entries(before: Ledger | None, after: Ledger) -> bool:
     return False
 
 
-def find_replaced_partitions(
-    previous_ledger: Ledger | None,
-    manifests: Iterable[Manifest],
-    topic_ids: TopicIdsByPartition,
-) -> tuple[set[str], TopicIdsByPartition]:
-    """The partitions whose records were written again by these entries, and the topic ids of those
-    that had several by now.
+class ReplacedPartitions:
+    """Finds, entry by entry, the partitions whose records were written again, and the topic ids of
+    those that had several.
     """
-    all_topic_ids: dict[str, list[str]] = {}
-    accounts_before = previous_ledger.partitions if previous_ledger else {}
-    for partition_name, account in accounts_before.items():
-        known_ids = topic_ids.get(partition_name, (account.topic_id,))
-        all_topic_ids[partition_name] = list(known_ids)
-    replaced: set[str] = set()
-    for manifest in manifests:
+
+    def __init__(self, before: Ledger | None, topic_ids: TopicIdsByPartition) -> None:
+        self.names: set[str] = set()
+        """The partitions whose records were written again."""
+        self._all_topic_ids: dict[str, list[str]] = {}
+        accounts_before = before.partitions if before else {}
+        for partition_name, account in accounts_before.items():
+            known_ids = topic_ids.get(partition_name, (account.topic_id,))
+            self._all_topic_ids[partition_name] = list(known_ids)
+
+    def add_entry(self, manifest: Manifest) -> None:
+        """Add the next entry."""
         for change in manifest.entry.changes:
             partition_name = str(change.partition)
             topic_id = manifest.ledger.partitions[partition_name].topic_id
-            partition_ids = all_topic_ids.setdefault(partition_name, [])
+            partition_ids = self._all_topic_ids.setdefault(partition_name, [])
             if topic_id not in partition_ids:
                 partition_ids.append(topic_id)
-            if _replaces_records(manifest.entry, change):
-                replaced.add(partition_name)
-    several = {name: tuple(ids) for name, ids in all_topic_ids.items() if len(ids) > 1}
-    return replaced, several
+            if manifest.entry.replaces_records(change):
+                self.names.add(partition_name)
 
-
-def _replaces_records(entry: Entry, change: Change) -> bool:
-    """Whether an entry wrote records of a partition again. A repair that only moves the frontier
-    forward does not.
-    """
-    if entry.kind != "repair":
-        return False
-    return bool(change.records or change.removed_rows or change.replaced_from >= 0)
+    def several_topic_ids(self) -> TopicIdsByPartition:
+        """The topic ids of each partition that had several by now, oldest first."""
+        several = {}
+        for partition_name, partition_ids in self._all_topic_ids.items():
+            if len(partition_ids) > 1:
+                several[partition_name] = tuple(partition_ids)
+        return several
 
 
 def plan_catch_ups(
@@ -163,7 +162,8 @@ def plan_catch_ups(
 
 
 def _files_by_partition(
-    files: Iterable[File], partition_names: Collection[str]
+    files: Iterable[File],
+    partition_names: Collection[str],
 ) -> tuple[dict[str, list[File]], list[File]]:
     """Record files by the partition in their path, in order of their offsets; and files that
     somebody else wrote (OPTIMIZE).
@@ -179,17 +179,6 @@ def _files_by_partition(
     for partition_files in own_files.values():
         partition_files.sort(key=lambda file: file.first_offset)
     return own_files, foreign_files
-
-
-class PublishedVersion(Struct, frozen=True):
-    """The entry that the table `current` shows, and what the store needs to compare and set on
-    exactly that table.
-    """
-
-    sequence: int = -1
-    sha256: str = ""
-    topic_ids: TopicIdsByPartition = {}
-    token: Any = None
 
 
 class CurrentWriteResult(Struct, frozen=True):
@@ -222,7 +211,8 @@ ALL_SESSIONS = HashBucket()
 
 
 def covering_buckets(
-    buckets: Collection[HashBucket], root: HashBucket = ALL_SESSIONS
+    buckets: Collection[HashBucket],
+    root: HashBucket = ALL_SESSIONS,
 ) -> list[HashBucket]:
     """Buckets that hold every session exactly once: the given ones, and the largest that fit
     between them.
@@ -231,10 +221,3 @@ def covering_buckets(
         return [root]
     lower, upper = root.split()
     return covering_buckets(buckets, lower) + covering_buckets(buckets, upper)
-
-
-def is_row_deleted(row_key_spec: RowKeySpec, record: Mapping[str, Any]) -> bool:
-    """Whether a record deletes its row."""
-    if not row_key_spec.deleted_when:
-        return False
-    return all(record[column] == value for column, value in row_key_spec.deleted_when.items())

@@ -12,49 +12,41 @@ storage/rows.py reads the records.
 
 from __future__ import annotations
 
-import json
 import re
-import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
-from deltalake import DeltaTable, Schema
-from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from deltalake import DeltaTable
 from msgspec import Struct
 
 from seriatim.engine.crash_points import crash_point
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.record_kinds import RowKeySpec
+from seriatim.engine.records import RowKeySpec
 from seriatim.errors import PlatformError, ensure
-from seriatim.ledger.model import File, Ledger
+from seriatim.ports import EntryMark, PublishedVersion
 from seriatim.storage.current_rows import (
     CurrentWriteResult,
     HashBucket,
     PartitionCatchUp,
-    PublishedVersion,
     TopicIdsByPartition,
     covering_buckets,
 )
-from seriatim.storage.delta import (
-    COMMIT_METADATA_KEY,
+from seriatim.storage.delta_table import (
     STORAGE_ERRORS,
-    add_actions_by_path,
-    column_types,
-    commit_history,
-    commit_properties,
-    first_line,
+    MarkedTable,
+    TableFile,
     storage_errors_as_conflict,
-    table_column_types,
 )
-from seriatim.storage.files import ROWS_PER_GROUP, ParquetFileWriter, sync_log
+from seriatim.storage.parquet import ROWS_PER_GROUP, ParquetFileWriter, open_parquet
 from seriatim.storage.rows import RowMerger, session_hashes
+from seriatim.storage.store import Store
 
 FORMAT_VERSION = 1
+TABLE_KEY = "current"
 PART_ROWS_MAX = 500_000
 """A part with more rows is split in two, so that what one update rewrites stays bounded."""
 DEPTH_MAX = 16
@@ -66,7 +58,7 @@ in a month.
 VACUUM_EVERY = 20
 """Commits between two deletions of files that no reader needs."""
 PART_FILE_NAME = re.compile(
-    r"(?P<partition>[^/]+/\d+)/\d+-(?P<depth>\d+)-(?P<value>\d+)-[0-9a-f]{12}\.parquet"
+    r"current/(?P<partition>[^/]+/\d+)/\d+-(?P<depth>\d+)-(?P<value>\d+)-[0-9a-f]{12}\.parquet"
 )
 SESSION_NAME_CHARACTERS_MAX = 128
 """Characters of a session's name in the statistics of a file."""
@@ -87,23 +79,16 @@ class PublishedMark(Struct, frozen=True, kw_only=True, rename={"topic_ids": "liv
     format: int = FORMAT_VERSION
 
 
-class CurrentTableFile(Struct, frozen=True):
-    """A file of the table."""
-
-    path: str
-    size_bytes: int
-
-
 class PendingTableCommit(Struct):
-    """The files that the next commit adds and removes."""
+    """The files that the next commit adds, and the keys of those that it removes."""
 
-    add_actions: list[AddAction] = []
-    replaced_files: list[CurrentTableFile] = []
+    new_files: list[TableFile] = []
+    replaced_keys: list[str] = []
     rows_written: int = 0
 
 
-FilesByPartition = dict[str, dict[HashBucket, CurrentTableFile]]
-"""The files of the table by partition and part."""
+KeysByPartition = dict[str, dict[HashBucket, str]]
+"""The keys of the table's files by partition and part."""
 
 
 class DeltaCurrent:
@@ -113,19 +98,19 @@ class DeltaCurrent:
 
     def __init__(
         self,
-        root: Path,
+        store: Store,
         stream: str,
         schema: pa.Schema,
         row_key_spec: RowKeySpec,
         compression: str = "zstd",
         keep_days: int = 1,
     ) -> None:
-        self.root = root
+        self.store = store
         self.row_key_spec = row_key_spec
         self.compression = compression
         self.keep_hours = max(1, min(24 * keep_days, KEEP_HOURS_MAX))
-        self.row_merger = RowMerger(root, stream, schema, row_key_spec)
-        self.path = root / "current"
+        self.row_merger = RowMerger(store, stream, schema, row_key_spec)
+        self.table = MarkedTable(store, TABLE_KEY, self.row_merger.schema, settings=TABLE_SETTINGS)
 
     def published_version(self) -> PublishedVersion:
         """The entry that the table shows, as its last commit says.
@@ -133,29 +118,22 @@ class DeltaCurrent:
         The sequence is -1 if the table cannot be relied on: somebody else changed it, or it has
         another key, format or columns.
         """
-        try:
-            if not DeltaTable.is_deltatable(str(self.path)):
-                return PublishedVersion()
-            table = DeltaTable(self.path)
-            mark = _read_mark(table)
-        except (*STORAGE_ERRORS, msgspec.MsgspecError) as error:
-            raise _unreadable_error(self.path, error) from error
-        unreliable = PublishedVersion(token=table)
-        if mark is None or mark.format != FORMAT_VERSION:
-            return unreliable
-        if mark.key != self.row_key_spec.key or self._has_other_columns(table):
-            return unreliable
-        return PublishedVersion(mark.sequence, mark.sha256, mark.topic_ids, table)
+        loaded, mark = _load_with_mark(self.table)
+        if mark is None or mark.format != FORMAT_VERSION or mark.key != self.row_key_spec.key:
+            return PublishedVersion(token=loaded)
+        if self.table.column_difference(loaded) is not None:
+            return PublishedVersion(token=loaded)
+        return PublishedVersion(mark.sequence, mark.sha256, loaded, mark.topic_ids)
 
     def put_rows(
         self,
         expected: PublishedVersion,
-        ledger: Ledger,
+        entry: EntryMark,
         topic_ids: TopicIdsByPartition,
         catch_ups: Sequence[PartitionCatchUp],
         progress: Callable[[int], None],
     ) -> CurrentWriteResult:
-        """Bring the table to the entry of `ledger`, in one commit on exactly the expected version.
+        """Bring the table to an entry, in one commit on exactly the expected version.
 
         1. Read which files the table has. All of them are replaced if it cannot be relied on.
         2. Write the parts that have a changed row, partition by partition.
@@ -164,47 +142,46 @@ class DeltaCurrent:
         Storage errors become a `CommitConflictError`: the caller decides whether to try again.
         """
         # 1. The files of the table.
-        with storage_errors_as_conflict():
-            files_by_partition, foreign_files = _table_files(expected.token)
-        replaced_files = list(foreign_files)
+        keys: Iterable[str] = ()
+        if expected.token is not None:
+            with storage_errors_as_conflict():
+                keys = self.table.files(expected.token)
+        pending = PendingTableCommit()
+        keys_by_partition: KeysByPartition = {}
         if expected.sequence < 0:
-            for files_by_part in files_by_partition.values():
-                replaced_files.extend(files_by_part.values())
-            files_by_partition = {}
+            pending.replaced_keys += keys
         else:
-            ensure(not foreign_files, "the files of current have names of ours")
+            keys_by_partition = _keys_by_partition(keys)
         # 2. The changed parts.
-        pending = PendingTableCommit(replaced_files=replaced_files)
         records_read = 0
         for catch_up in catch_ups:
             changes = self.row_merger.read_changes(catch_up)
-            existing_files = files_by_partition.get(str(catch_up.partition), {})
+            existing_keys = keys_by_partition.get(str(catch_up.partition), {})
             with storage_errors_as_conflict():
-                self._write_partition(ledger, catch_up, existing_files, changes, pending)
+                self._write_partition(entry, catch_up, existing_keys, changes, pending)
             crash_point("current-half")
             records_read += catch_up.record_count()
             progress(records_read)
         crash_point("current-written")
         # 3. The commit.
         mark = PublishedMark(
-            sequence=ledger.sequence,
-            sha256=ledger.sha256,
+            sequence=entry.sequence,
+            sha256=entry.sha256,
             key=self.row_key_spec.key,
             topic_ids=topic_ids,
         )
-        with storage_errors_as_conflict():
-            self._commit(expected, mark, pending)
+        self._commit(expected, mark, pending)
         return CurrentWriteResult(
             written_rows=pending.rows_written,
-            written_files=len(pending.add_actions),
-            removed_files=len(pending.replaced_files),
+            written_files=len(pending.new_files),
+            removed_files=len(pending.replaced_keys),
         )
 
     def _write_partition(
         self,
-        ledger: Ledger,
+        entry: EntryMark,
         catch_up: PartitionCatchUp,
-        existing_files: Mapping[HashBucket, CurrentTableFile],
+        existing_keys: Mapping[HashBucket, str],
         changes: pa.Table,
         pending: PendingTableCommit,
     ) -> None:
@@ -212,29 +189,30 @@ class DeltaCurrent:
         built anew.
         """
         if catch_up.is_full_rebuild:
-            pending.replaced_files += existing_files.values()
-            existing_files = {}
-        buckets = covering_buckets(set(existing_files))
+            pending.replaced_keys += existing_keys.values()
+            existing_keys = {}
+        buckets = covering_buckets(set(existing_keys))
         for bucket, part_changes in _split_by_part(changes, buckets):
             if not part_changes.num_rows:
                 continue
             previous_rows = None
-            existing_file = existing_files.get(bucket)
-            if existing_file is not None:
-                previous_rows = self._read_file(existing_file)
-                pending.replaced_files.append(existing_file)
+            existing_key = existing_keys.get(bucket)
+            if existing_key is not None:
+                previous_rows = self._read_file(existing_key)
+                pending.replaced_keys.append(existing_key)
             rows = self.row_merger.merge(previous_rows, part_changes, catch_up.partition)
-            self._write_part(ledger, catch_up.partition, bucket, rows, pending)
+            self._write_part(entry, catch_up.partition, bucket, rows, pending)
 
-    def _read_file(self, file: CurrentTableFile) -> pa.Table:
+    def _read_file(self, key: str) -> pa.Table:
         try:
-            return pq.ParquetFile(self.path / file.path, page_checksum_verification=True).read()
+            with open_parquet(self.store, key) as parquet:
+                return parquet.read()
         except STORAGE_ERRORS as error:
-            raise _unreadable_error(self.path, error) from error
+            raise _unreadable_error(self.table, error) from error
 
     def _write_part(
         self,
-        ledger: Ledger,
+        entry: EntryMark,
         partition: Partition,
         bucket: HashBucket,
         rows: pa.Table,
@@ -245,16 +223,16 @@ class DeltaCurrent:
         """
         if rows.num_rows > self.part_rows_max and bucket.depth < DEPTH_MAX:
             for half, half_rows in _split_by_part(rows, bucket.split()):
-                self._write_part(ledger, partition, half, half_rows, pending)
+                self._write_part(entry, partition, half, half_rows, pending)
             return
-        name = f"{ledger.sequence}-{bucket.depth}-{bucket.value}-{uuid.uuid4().hex[:12]}.parquet"
-        path = f"current/{partition}/{name}"
-        writer = ParquetFileWriter(self.root, path, self.row_merger.schema, self.compression)
+        name = f"{entry.sequence}-{bucket.depth}-{bucket.value}-{uuid.uuid4().hex[:12]}.parquet"
+        key = f"{TABLE_KEY}/{partition}/{name}"
+        writer = ParquetFileWriter(self.store, key, self.row_merger.schema, self.compression)
         for batch in rows.combine_chunks().to_batches(max_chunksize=ROWS_PER_GROUP):
             writer.add(batch)
         file = writer.finish()
         if file is not None:
-            pending.add_actions.append(_add_action(file, partition, rows))
+            pending.new_files.append(_table_file(file, partition, rows))
             pending.rows_written += file.rows
 
     def _commit(
@@ -264,110 +242,63 @@ class DeltaCurrent:
         pending: PendingTableCommit,
     ) -> None:
         """Make one commit on exactly the table that was read before."""
-        properties = commit_properties(msgspec.to_builtins(mark), mark.sequence)
-        table = expected.token
-        if table is None:
-            self.path.mkdir(parents=True, exist_ok=True)
-            create_table_with_add_actions(
-                str(self.path),
-                Schema.from_arrow(self.row_merger.schema),
-                pending.add_actions,
-                mode="error",
-                configuration=TABLE_SETTINGS,
-                commit_properties=properties,
+        if expected.token is not None and self.table.column_difference(expected.token):
+            raise PlatformError(
+                f"the table {self.table.url} has other columns than the machine's records",
+                next=f"move {self.table.url} out of the way and publish again:"
+                " it is made of the records",
             )
-            sync_log(self.path, 0)
-            return
-        self._refuse_other_columns(table)
-        removes = _remove_actions(pending.replaced_files)
-        version = table.version() + 1
-        table.create_write_transaction(
-            [*pending.add_actions, *removes],
-            "append",
-            table.schema(),
-            commit_properties=properties,
+        version = self.table.commit(
+            expected.token, msgspec.to_builtins(mark), pending.new_files, pending.replaced_keys
         )
-        sync_log(self.path, version)
-        if version % VACUUM_EVERY == 0:
-            self.vacuum()
+        if version and version % VACUUM_EVERY == 0:
+            with storage_errors_as_conflict():
+                self.vacuum()
 
     def vacuum(self) -> list[str]:
         """Delete files that left the table, or that no commit ever named, longer ago than a reader
         may take. Returns their paths.
         """
-        return DeltaTable(self.path).vacuum(
-            self.keep_hours,
-            dry_run=False,
-            enforce_retention_duration=False,
-            full=True,
-        )
-
-    def _has_other_columns(self, table: DeltaTable) -> bool:
-        return table_column_types(table) != column_types(self.row_merger.schema)
-
-    def _refuse_other_columns(self, table: DeltaTable) -> None:
-        if self._has_other_columns(table):
-            raise PlatformError(
-                f"the table {self.path} has other columns than the machine's records",
-                next=f"move {self.path} out of the way and publish again: it is made of the records",
-            )
+        return self.table.vacuum(self.keep_hours, full=True)
 
 
-def published_sequence(root: Path) -> int | None:
+def published_sequence(store: Store) -> int | None:
     """The entry that the table shows; None if there is no table, or it cannot be relied on."""
-    path = root / "current"
-    try:
-        if not DeltaTable.is_deltatable(str(path)):
-            return None
-        mark = _read_mark(DeltaTable(path))
-    except (*STORAGE_ERRORS, msgspec.MsgspecError) as error:
-        raise _unreadable_error(path, error) from error
+    _, mark = _load_with_mark(MarkedTable(store, TABLE_KEY))
     return mark.sequence if mark else None
 
 
-def _read_mark(table: DeltaTable) -> PublishedMark | None:
-    """What our last commit says; None if somebody else committed after it."""
-    for commit in commit_history(table):
-        if COMMIT_METADATA_KEY in commit:
-            return msgspec.convert(commit[COMMIT_METADATA_KEY], PublishedMark)
-        if commit.get("operation") not in MAINTENANCE_OPERATIONS:
-            return None
-    return None
+def _load_with_mark(table: MarkedTable) -> tuple[DeltaTable | None, PublishedMark | None]:
+    """The table, and what our last commit says. No mark: somebody else committed after it."""
+    try:
+        loaded = table.load()
+        if loaded is None:
+            return None, None
+        for commit in table.commits(loaded):
+            if commit.mark is not None:
+                return loaded, msgspec.convert(commit.mark, PublishedMark)
+            if commit.operation not in MAINTENANCE_OPERATIONS:
+                break
+        return loaded, None
+    except STORAGE_ERRORS as error:
+        raise _unreadable_error(table, error) from error
 
 
-def _table_files(table: DeltaTable | None) -> tuple[FilesByPartition, list[CurrentTableFile]]:
-    """The files of a table by partition and part, and those whose names are not ours."""
-    files_by_partition: FilesByPartition = {}
-    foreign_files: list[CurrentTableFile] = []
-    if table is None:
-        return files_by_partition, foreign_files
-    for path, add in add_actions_by_path(table).items():
-        file = CurrentTableFile(path, add["size_bytes"])
-        match = PART_FILE_NAME.fullmatch(path)
-        if match is None:
-            foreign_files.append(file)
-            continue
+def _keys_by_partition(keys: Iterable[str]) -> KeysByPartition:
+    """The keys of a table's files by partition and part."""
+    keys_by_partition: KeysByPartition = {}
+    for key in keys:
+        match = PART_FILE_NAME.fullmatch(key)
+        ensure(match is not None, "the files of current have names of ours", key=key)
+        assert match is not None
         bucket = HashBucket(int(match["depth"]), int(match["value"]))
-        files_by_partition.setdefault(match["partition"], {})[bucket] = file
-    return files_by_partition, foreign_files
-
-
-def _remove_actions(files: Sequence[CurrentTableFile]) -> list[RemoveAction]:
-    now_ms = int(time.time() * 1000)
-    return [
-        RemoveAction(
-            path=file.path,
-            data_change=True,
-            deletion_timestamp=now_ms,
-            partition_values={},
-            size=file.size_bytes,
-        )
-        for file in files
-    ]
+        keys_by_partition.setdefault(match["partition"], {})[bucket] = key
+    return keys_by_partition
 
 
 def _split_by_part(
-    rows: pa.Table, buckets: Sequence[HashBucket]
+    rows: pa.Table,
+    buckets: Sequence[HashBucket],
 ) -> Iterator[tuple[HashBucket, pa.Table]]:
     """The rows of each part, by the hash of their session."""
     if len(buckets) == 1:
@@ -379,7 +310,7 @@ def _split_by_part(
         yield bucket, rows.filter(pa.array(low_bits == bucket.value))
 
 
-def _add_action(file: File, partition: Partition, rows: pa.Table) -> AddAction:
+def _table_file(file: File, partition: Partition, rows: pa.Table) -> TableFile:
     offsets = pc.min_max(rows.column("offset")).as_py()
     sessions = pc.min_max(rows.column("session")).as_py()
     lowest_session = sessions["min"][:SESSION_NAME_CHARACTERS_MAX]
@@ -389,24 +320,17 @@ def _add_action(file: File, partition: Partition, rows: pa.Table) -> AddAction:
         # character behind it.
         highest_session = highest_session[:SESSION_NAME_CHARACTERS_MAX] + "\U0010ffff"
     own = {"topic": partition.topic, "partition": partition.number}
-    stats = {
-        "numRecords": file.rows,
-        "minValues": {**own, "offset": offsets["min"], "session": lowest_session},
-        "maxValues": {**own, "offset": offsets["max"], "session": highest_session},
-    }
-    return AddAction(
-        path=file.path.removeprefix("current/"),
-        size=file.size_bytes,
-        partition_values={},
-        modification_time=int(time.time() * 1000),
-        data_change=True,
-        stats=json.dumps(stats),
+    return TableFile(
+        key=file.path,
+        size_bytes=file.size_bytes,
+        rows=file.rows,
+        lowest={**own, "offset": offsets["min"], "session": lowest_session},
+        highest={**own, "offset": offsets["max"], "session": highest_session},
     )
 
 
-def _unreadable_error(path: Path, error: Exception) -> PlatformError:
-    return PlatformError(
-        f"the table {path.name} cannot be read",
-        cause=first_line(error)[:400],
-        next=f"move {path} out of the way and publish again: it is made of the records",
+def _unreadable_error(table: MarkedTable, error: Exception) -> PlatformError:
+    return table.unreadable_error(
+        error,
+        f"move {table.url} out of the way and publish again: it is made of the records",
     )

@@ -10,42 +10,77 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
+from msgspec import Struct
 from msgspec.structs import replace
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.record_kinds import RowKeySpec
-from seriatim.engine.session_filter import ReplacedRecords
-from seriatim.ledger.model import File
+from seriatim.engine.records import ORDER_COLUMNS, RowKeySpec, owner_values
+from seriatim.engine.session import ReplacedRecords
 from seriatim.storage.current_rows import PartitionCatchUp, SessionTable
-from seriatim.storage.files import (
+from seriatim.storage.parquet import (
     ROWS_PER_GROUP,
     ParquetFileWriter,
     damaged_record_file,
-    file_digest,
+    open_parquet,
 )
+from seriatim.storage.record_rows import row_images
 from seriatim.storage.rows import RowMerger
+from seriatim.storage.store import Store, digest_object, open_store
+from seriatim.workers import LocalWorkers, Workers, map_or_raise
 
-RECORD_ORDER = [("offset", "ascending"), ("index", "ascending")]
+RECORD_ORDER = [(name, "ascending") for name in ORDER_COLUMNS]
 SESSION_ORDER = [("session", "ascending"), *RECORD_ORDER]
 
 
+class FileToCheck(Struct, frozen=True):
+    """A piece of work: a file that is compared with what the ledger says of it."""
+
+    store_url: str
+    file: File
+    check_digest: bool
+
+    def __str__(self) -> str:
+        return self.file.path
+
+
+def describe_damage(work: FileToCheck) -> str:
+    """What is wrong with a file; empty if nothing is."""
+    store = open_store(work.store_url)
+    file = work.file
+    try:
+        size = store.size(file.path)
+        if size is None:
+            return "it is missing"
+        if size != file.size_bytes:
+            return f"it has {size} bytes, the ledger says {file.size_bytes}"
+        digest = digest_object(store, file.path) if work.check_digest else file.digest
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    if digest != file.digest:
+        return f"its digest is {digest}, the ledger says {file.digest}"
+    return ""
+
+
 class ParquetJoiner:
-    """The committed files of one stream, below its output path."""
+    """The committed files of one stream, below its output path. `workers` look for damage."""
 
     def __init__(
         self,
-        root: Path,
+        store: Store,
         stream: str,
         compression: str = "zstd",
+        workers: Workers | None = None,
     ) -> None:
-        self.root = root
+        self.store = store
         self.stream = stream
         self.compression = compression
+        self.workers = LocalWorkers() if workers is None else workers
 
     def find_damaged_files(
         self,
@@ -54,28 +89,10 @@ class ParquetJoiner:
         check_digests: bool = True,
     ) -> dict[str, str]:
         """The files that are not as committed, by path, and what is wrong with each."""
-        damaged = {}
-        for file in files:
-            damage = self._describe_damage(file, check_digest=check_digests)
-            if damage:
-                damaged[file.path] = damage
-        return damaged
-
-    def _describe_damage(self, file: File, *, check_digest: bool) -> str:
-        """What is wrong with a file; empty if nothing is."""
-        full_path = self.root / file.path
-        try:
-            size = full_path.stat().st_size
-            if size != file.size_bytes:
-                return f"it has {size} bytes, the ledger says {file.size_bytes}"
-            digest = file_digest(full_path) if check_digest else file.digest
-        except FileNotFoundError:
-            return "it is missing"
-        except OSError as error:
-            return f"it cannot be read: {error.strerror}"
-        if digest != file.digest:
-            return f"its digest is {digest}, the ledger says {file.digest}"
-        return ""
+        files = list(files)
+        works = [FileToCheck(self.store.url, file, check_digests) for file in files]
+        damages = map_or_raise(self.workers, describe_damage, works)
+        return {file.path: damage for file, damage in zip(files, damages, strict=True) if damage}
 
     def has_replaced_records(self, file: File, replaced: ReplacedRecords) -> bool:
         """Whether a file has a record that is replaced."""
@@ -114,7 +131,7 @@ class ParquetJoiner:
 
         A column that is not in the file is in the name of its folder, and taken to be right.
         """
-        owner = {"topic": partition.topic, "partition": partition.number, "topic_id": topic_id}
+        owner = owner_values(partition, topic_id)
         table = self._read_columns(file, ["offset", *owner])
         mask = _offset_mask(table, offset_range)
         for name, value in owner.items():
@@ -131,14 +148,15 @@ class ParquetJoiner:
     ) -> Iterator[SessionTable]:
         """The table of each session, as the records of a partition leave it."""
         for file in files:
-            damage = self._describe_damage(file, check_digest=True)
+            damage = describe_damage(FileToCheck(self.store.url, file, check_digest=True))
             if damage:
                 raise damaged_record_file(self.stream, file, damage)
         if not files:
             return
         ordered = tuple(sorted(files, key=lambda file: file.first_offset))
-        schema = pq.read_schema(self.root / ordered[0].path)
-        merger = RowMerger(self.root, self.stream, schema, row_key_spec)
+        with open_parquet(self.store, ordered[0].path) as parquet:
+            schema = parquet.schema_arrow
+        merger = RowMerger(self.store, self.stream, schema, row_key_spec)
         catch_up = PartitionCatchUp(
             partition=partition,
             files=ordered,
@@ -146,20 +164,19 @@ class ParquetJoiner:
         )
         changes = merger.read_changes(catch_up).sort_by(SESSION_ORDER)
         # As numbers: Python has no datetime for a time after the year 9999.
-        times = changes.column("timestamp").cast(pa.int64())
-        time_index = changes.schema.get_field_index("timestamp")
-        changes = changes.set_column(time_index, "timestamp", times)
-        for session, group in groupby(changes.to_pylist(), key=lambda row: str(row["session"])):
-            records = list(group)
-            newest = records[-1]
-            remaining = [record for record in records if not record["_gone"]]
-            rows = [tuple(record[name] for name in row_key_spec.columns) for record in remaining]
+        times = changes.column("timestamp").cast(pa.int64()).to_pylist()
+        sequences = changes.column("sequence").to_pylist()
+        images = enumerate(row_images(changes, row_key_spec))
+        for session, group in groupby(images, key=lambda image: str(image[1].session)):
+            numbered_images = list(group)
+            # The last record of a session is the last record of one of its rows.
+            newest_number, newest_image = numbered_images[-1]
             yield SessionTable(
                 session=session,
-                rows=rows,
-                offset=newest["offset"],
-                timestamp=newest["timestamp"] // 1000,
-                sequence=newest["sequence"],
+                rows=[image.row for _, image in numbered_images if image.row is not None],
+                offset=newest_image.offset,
+                timestamp=times[newest_number] // 1000,
+                sequence=sequences[newest_number],
             )
 
     def first_difference_offset(
@@ -213,7 +230,7 @@ class ParquetJoiner:
         # All files are of one table, and its folder is the first part of their paths.
         table_folder = (*old_files, *near_files)[0].path.partition("/")[0]
         path = f"{table_folder}/{partition}/{stem}.parquet"
-        writer = ParquetFileWriter(self.root, path, rows.schema, self.compression)
+        writer = ParquetFileWriter(self.store, path, rows.schema, self.compression)
         for batch in rows.to_batches(max_chunksize=ROWS_PER_GROUP):
             writer.add(batch)
         file_written = writer.finish()
@@ -245,14 +262,14 @@ class ParquetJoiner:
         """The rows of a file that is as committed. A few columns are proved by the checksums of
         their pages, a whole file by its digest.
         """
-        damage = self._describe_damage(file, check_digest=columns is None)
+        damage = describe_damage(FileToCheck(self.store.url, file, check_digest=columns is None))
         if damage:
             raise damaged_record_file(self.stream, file, damage)
         return self._read_columns(file, columns)
 
     def _read_columns(self, file: File, columns: list[str] | None) -> pa.Table:
         try:
-            with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
+            with open_parquet(self.store, file.path) as parquet:
                 return parquet.read(columns)
         except (OSError, pa.ArrowException) as error:
             raise damaged_record_file(self.stream, file, str(error).splitlines()[0]) from None

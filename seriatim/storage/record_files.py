@@ -1,26 +1,35 @@
-"""Record and quarantine files in Parquet, written inside the task, where the messages are.
+"""Record and quarantine files in Parquet, written inside the task, where the messages are; and their
+sweeping.
 
 Next: ledger/delta_store.py commits what was written here; state_files.py has the sessions' state.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from itertools import chain
-from pathlib import Path
 from types import NoneType
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from seriatim.engine.machine import fits_column_type
+from seriatim.engine.files import File, UnfitRecordsError
 from seriatim.engine.messages import Header, MessageBatch
 from seriatim.engine.offsets import Partition
-from seriatim.engine.record_kinds import MAIN_TABLE, OTHER_TABLE_PREFIX, table_directory
+from seriatim.engine.records import (
+    MAIN_TABLE,
+    OTHER_TABLE_PREFIX,
+    RECORD_COLUMNS,
+    RecordSource,
+    fits_column_type,
+    table_directory,
+)
 from seriatim.engine.session import (
     ColumnarRecords,
     FoldOutput,
@@ -28,13 +37,15 @@ from seriatim.engine.session import (
     SessionEndRecords,
 )
 from seriatim.engine.table import DECIMAL_TYPE
-from seriatim.ledger.model import File
-from seriatim.ports import UnfitRecordsError
-from seriatim.storage.files import ParquetFileWriter, SweepNotes, file_names
+from seriatim.operations.compaction_rules import Intent
+from seriatim.storage.parquet import ParquetFileWriter
+from seriatim.storage.store import Store
 
+SWEPT_FILE = "swept.json"
 UTC_MICROSECONDS = pa.timestamp("us", "UTC")
 ARROW_TYPES = {
     "string": pa.string(),
+    "int32": pa.int32(),
     "int64": pa.int64(),
     "float64": pa.float64(),
     "bool": pa.bool_(),
@@ -54,17 +65,7 @@ ACCEPTED_PYTHON_TYPES: dict[str, set[type]] = {
 """Python types that a column takes as they are. Values of other types are checked one by one."""
 FIRST_TIMESTAMP = pa.scalar("0001-01-01 00:00:00+00:00").cast(UTC_MICROSECONDS).value
 LAST_TIMESTAMP = pa.scalar("9999-12-31 23:59:59.999999+00:00").cast(UTC_MICROSECONDS).value
-RECORD_FIELDS = [
-    pa.field("topic", pa.string()),
-    pa.field("topic_id", pa.string()),
-    pa.field("partition", pa.int32()),
-    pa.field("offset", pa.int64()),
-    pa.field("index", pa.int32()),
-    pa.field("source_offset", pa.int64()),
-    pa.field("timestamp", UTC_MICROSECONDS),
-    pa.field("session", pa.string()),
-    pa.field("sequence", pa.int64()),
-]
+RECORD_FIELDS = [pa.field(column.name, ARROW_TYPES[column.type_name]) for column in RECORD_COLUMNS]
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What is raised for a value that does not fit its column."""
 QUARANTINE_FILE_SCHEMA = pa.schema(
@@ -100,12 +101,14 @@ def record_schema(columns: Mapping[str, str]) -> pa.Schema:
     return pa.schema([*RECORD_FIELDS, *machine_fields])
 
 
-class ParquetRecords(SweepNotes):
-    """The record and quarantine files of one stream, below its output path."""
+class ParquetRecords:
+    """The record and quarantine files of one stream, and what sweeping needs beside the ledger:
+    intents, and the oldest entry whose files are all there.
+    """
 
     def __init__(
         self,
-        root: Path,
+        store: Store,
         columns: Mapping[str, str],
         compression: str,
         omitted_columns: Sequence[str],
@@ -114,7 +117,7 @@ class ParquetRecords(SweepNotes):
         other_tables: Mapping[str, Mapping[str, str]] | None = None,
         folder: str = "records",
     ) -> None:
-        self.root = root
+        self.store = store
         self.compression = compression
         self.column_types = list(columns.values())
         self.folder = folder
@@ -122,7 +125,7 @@ class ParquetRecords(SweepNotes):
         """The stores of the machine's other tables."""
         for table, other_columns in (other_tables or {}).items():
             self.other_stores[table] = ParquetRecords(
-                root,
+                self.store,
                 other_columns,
                 compression,
                 omitted_columns,
@@ -135,8 +138,8 @@ class ParquetRecords(SweepNotes):
         """
         fields = [field for field in record_schema(columns) if field.name not in omitted_columns]
         self.schema = pa.schema(fields)
-        self.record_column_names = [
-            field.name for field in RECORD_FIELDS if field.name not in omitted_columns
+        self.record_columns = [
+            column for column in RECORD_COLUMNS if column.name not in omitted_columns
         ]
 
     def record_writer(
@@ -150,7 +153,7 @@ class ParquetRecords(SweepNotes):
         if table != MAIN_TABLE:
             return self.other_stores[table].record_writer(partition, topic_id, stem)
         path = f"{self.folder}/{partition}/{stem}.parquet"
-        file = ParquetFileWriter(self.root, path, self.schema, self.compression)
+        file = ParquetFileWriter(self.store, path, self.schema, self.compression)
         return _RecordFileWriter(self, partition, topic_id, file)
 
     def quarantine_writer(
@@ -161,7 +164,7 @@ class ParquetRecords(SweepNotes):
     ) -> _QuarantineFileWriter:
         """A writer for a file of quarantined messages."""
         path = f"kept/{partition}/{stem}.parquet"
-        file = ParquetFileWriter(self.root, path, QUARANTINE_FILE_SCHEMA, self.compression)
+        file = ParquetFileWriter(self.store, path, QUARANTINE_FILE_SCHEMA, self.compression)
         return _QuarantineFileWriter(partition, topic_id, file)
 
     def sweep(
@@ -170,7 +173,9 @@ class ParquetRecords(SweepNotes):
         stem_prefix: str,
         keep: set[str],
     ) -> list[str]:
-        """Delete the files of other attempts at what is committed now. Returns their paths."""
+        """Delete the files of other attempts at what is committed now, finished or not. Returns
+        their paths.
+        """
         attempts = set()
         for path in self.paths(partition):
             file_name = path.rpartition("/")[2]
@@ -179,14 +184,17 @@ class ParquetRecords(SweepNotes):
         return self.delete(attempts - keep)
 
     def paths(self, partition: Partition) -> list[str]:
-        """The paths of all files of a partition: records, state and quarantined messages."""
+        """The paths of all files of a partition: records, state and quarantined messages. Those that
+        a killed process did not finish are among them.
+        """
         folders = ["records", "state", "kept"]
-        folders += [name for name in file_names(self.root) if name.startswith(OTHER_TABLE_PREFIX)]
+        folders += [name for name in self.store.folders("") if name.startswith(OTHER_TABLE_PREFIX)]
         paths = []
         for folder in folders:
-            partition_folder = f"{folder}/{partition}"
-            names = file_names(self.root / partition_folder)
-            paths += [f"{partition_folder}/{name}" for name in names]
+            prefix = f"{folder}/{partition}/"
+            present = {path for path, _ in self.store.keys(prefix)}
+            present.update(self.store.unfinished_keys(prefix))
+            paths += sorted(present)
         return paths
 
     def machine_columns(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
@@ -208,9 +216,54 @@ class ParquetRecords(SweepNotes):
     def delete(self, paths: Iterable[str]) -> list[str]:
         """Delete files. One that is gone already is no error."""
         deleted = sorted(paths)
-        for path in deleted:
-            (self.root / path).unlink(missing_ok=True)
+        self.store.delete(deleted)
         return deleted
+
+    def intents(self, partition: Partition) -> list[Intent]:
+        """The intents of a partition. One that cannot be read may stand for anything, and so it
+        protects all files of the partition.
+        """
+        intents = []
+        for key, _ in self.store.keys(f"intents/{partition}/"):
+            if key.endswith(".json"):
+                intents.append(self._read_intent(partition, key))
+        return intents
+
+    def _read_intent(self, partition: Partition, key: str) -> Intent:
+        try:
+            return msgspec.json.decode(self.store.read(key), type=Intent)
+        except (OSError, ValueError):
+            # The errors of msgspec are ValueErrors.
+            file_name = key.rpartition("/")[2]
+            return Intent(partition=partition, attempt=file_name.removesuffix(".json"))
+
+    def put_intent(self, intent: Intent) -> None:
+        """Write an intent, before anything is written under it."""
+        self.store.replace(_intent_key(intent), msgspec.json.encode(intent))
+
+    def drop_intent(self, intent: Intent) -> None:
+        """Delete an intent, and intents of the partition that were not finished."""
+        self.store.delete([_intent_key(intent)])
+        self.store.delete_unfinished(f"intents/{intent.partition}/")
+
+    def oldest_complete_entry(self) -> tuple[int, str]:
+        """The oldest entry whose files are all there, and its hash. If the note is lost, all entries
+        are looked at again.
+        """
+        try:
+            noted = json.loads(self.store.read(SWEPT_FILE))
+            return int(noted["sequence"]), str(noted["sha256"])
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):
+            return -1, ""
+
+    def put_oldest_complete_entry(self, sequence: int, sha256: str) -> None:
+        """Note how far was swept."""
+        content = json.dumps({"sequence": sequence, "sha256": sha256})
+        self.store.replace(SWEPT_FILE, content.encode())
+
+
+def _intent_key(intent: Intent) -> str:
+    return f"intents/{intent.partition}/{intent.attempt}.json"
 
 
 class _RecordFileWriter:
@@ -220,12 +273,12 @@ class _RecordFileWriter:
 
     def __init__(
         self,
-        store: ParquetRecords,
+        records: ParquetRecords,
         partition: Partition,
         topic_id: str,
         file: ParquetFileWriter,
     ) -> None:
-        self.store = store
+        self.records = records
         self.partition = partition
         self.topic_id = topic_id
         self.file = file
@@ -240,7 +293,7 @@ class _RecordFileWriter:
         positions = []
         if output.rows:
             record_columns = self._columns_of_rows(batch, output)
-            machine_columns = self.store.machine_columns(output.rows)
+            machine_columns = self.records.machine_columns(output.rows)
             record_batches.append(self._record_batch(record_columns, machine_columns))
             positions.append(np.asarray(output.positions, np.int64))
         columnar = output.columnar_records
@@ -267,20 +320,23 @@ class _RecordFileWriter:
         record_columns: Sequence[pa.Array],
         columns: Sequence[pa.Array],
     ) -> pa.RecordBatch:
-        return pa.RecordBatch.from_arrays([*record_columns, *columns], schema=self.store.schema)
+        return pa.RecordBatch.from_arrays([*record_columns, *columns], schema=self.records.schema)
 
     def write_end_records(self, offset: int, end_records: SessionEndRecords) -> None:
         """Add the records that end sessions, all at one offset."""
         offsets = np.full(len(end_records.rows), offset, np.int64)
-        record_columns = self._build_record_columns(
+        source = RecordSource(
+            partition=self.partition,
+            topic_id=self.topic_id,
             offsets=offsets,
-            indexes=pa.array(end_records.indexes, pa.int32()),
+            indexes=end_records.indexes,
             source_offsets=offsets,
-            times_us=np.asarray(end_records.timestamps, np.int64) * 1000,
-            sessions=pa.array(end_records.sessions, pa.string()),
-            sequences=pa.array(end_records.sequences, pa.int64()),
+            timestamps=np.asarray(end_records.timestamps, np.int64) * 1000,
+            sessions=end_records.sessions,
+            sequences=end_records.sequences,
         )
-        machine_columns = self.store.machine_columns(end_records.rows)
+        record_columns = self._build_record_columns(source)
+        machine_columns = self.records.machine_columns(end_records.rows)
         self.file.add(self._record_batch(record_columns, machine_columns))
         self.first_offset = offset
         self.last_offset = offset
@@ -291,17 +347,20 @@ class _RecordFileWriter:
         source_offsets = offsets.copy()
         times_us = _message_times_us(batch)[positions]
         # A message that waited for its turn was read earlier than the message that released it.
-        for row, source in output.source_messages.items():
-            source_offsets[row] = source.offset
-            times_us[row] = source.timestamp * 1000
-        return self._build_record_columns(
+        for row, message in output.source_messages.items():
+            source_offsets[row] = message.offset
+            times_us[row] = message.timestamp * 1000
+        source = RecordSource(
+            partition=self.partition,
+            topic_id=self.topic_id,
             offsets=offsets,
-            indexes=pa.array(output.indexes, pa.int32()),
+            indexes=output.indexes,
             source_offsets=source_offsets,
-            times_us=times_us,
-            sessions=pa.array(output.sessions, pa.string()),
-            sequences=pa.array(output.sequences, pa.int64()),
+            timestamps=times_us,
+            sessions=output.sessions,
+            sequences=output.sequences,
         )
+        return self._build_record_columns(source)
 
     def _columns_of_columnar_records(
         self,
@@ -311,41 +370,31 @@ class _RecordFileWriter:
         offsets = columnar.positions + batch.start
         indexes = columnar.indexes
         if indexes is None:
-            indexes = pa.array(np.zeros(len(offsets), np.int32))
-        return self._build_record_columns(
+            indexes = np.zeros(len(offsets), np.int32)
+        source = RecordSource(
+            partition=self.partition,
+            topic_id=self.topic_id,
             offsets=offsets,
             indexes=indexes,
             source_offsets=offsets,
-            times_us=_message_times_us(batch)[columnar.positions],
+            timestamps=_message_times_us(batch)[columnar.positions],
             sessions=columnar.sessions,
             sequences=columnar.sequences,
         )
+        return self._build_record_columns(source)
 
-    def _build_record_columns(
-        self,
-        *,
-        offsets: Any,
-        indexes: pa.Array,
-        source_offsets: Any,
-        times_us: Any,
-        sessions: pa.Array,
-        sequences: pa.Array,
-    ) -> list[pa.Array]:
+    def _build_record_columns(self, source: RecordSource) -> list[pa.Array]:
         """The columns of every record, without those that the table leaves out."""
-        count = len(offsets)
-        # Functions, so that a column that is left out is never built.
-        builders = {
-            "topic": lambda: pa.repeat(self.partition.topic, count),
-            "topic_id": lambda: pa.repeat(self.topic_id, count),
-            "partition": lambda: pa.repeat(pa.scalar(self.partition.number, pa.int32()), count),
-            "offset": lambda: pa.array(offsets),
-            "index": lambda: indexes,
-            "source_offset": lambda: pa.array(source_offsets),
-            "timestamp": lambda: pa.array(times_us, UTC_MICROSECONDS),
-            "session": lambda: sessions,
-            "sequence": lambda: sequences,
-        }
-        return [builders[name]() for name in self.store.record_column_names]
+        arrays = []
+        for column in self.records.record_columns:
+            values = column.read_from(source)
+            arrow_column_type = ARROW_TYPES[column.type_name]
+            if column.is_constant:
+                values = pa.repeat(pa.scalar(values, arrow_column_type), len(source.offsets))
+            elif not isinstance(values, pa.Array):
+                values = pa.array(values, arrow_column_type)
+            arrays.append(values)
+        return arrays
 
     def close(self) -> File | None:
         """Finish the file. Returns its description; None if there were no records."""

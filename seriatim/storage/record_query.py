@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, reduce
 from operator import and_
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,11 +22,10 @@ from deltalake.exceptions import DeltaError
 from msgspec import Struct
 
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.record_kinds import OTHER_TABLE_PREFIX
+from seriatim.engine.records import ORDER_COLUMNS, OTHER_TABLE_PREFIX, owner_values
 from seriatim.errors import ConfigError, DamagedFileError
-from seriatim.storage.delta import add_actions_by_path, first_line
-
-RECORD_ORDER = ("offset", "index")
+from seriatim.storage.delta_table import first_line
+from seriatim.storage.store import Store
 
 
 class RecordQuery:
@@ -38,17 +36,19 @@ class RecordQuery:
 
     def __init__(
         self,
-        root: Path,
+        store: Store,
         stream: str | None,
         version: int | None = None,
     ) -> None:
-        self.root = root
+        self.store = store
         self.stream = stream
         try:
-            self.table = DeltaTable(root / "records", version=version)
+            self.table = DeltaTable(
+                f"{store.url}/records", version=version, storage_options=store.delta_options()
+            )
         except (DeltaError, OSError) as error:
             raise ConfigError(
-                f"{root}: there is no table of records in it: {first_line(error)[:200]}",
+                f"{store.url}: there is no table of records in it: {first_line(error)[:200]}",
                 next="give the name of a stream that was run, "
                 "or a folder that `seriatim replay … --to` wrote",
             ) from None
@@ -66,8 +66,8 @@ class RecordQuery:
     @property
     def other_tables(self) -> list[str]:
         """The names of the machine's other tables, beside this one."""
-        logs = self.root.glob(f"{OTHER_TABLE_PREFIX}*/_delta_log")
-        return sorted(log.parent.name for log in logs)
+        names = self.store.folders("")
+        return [name for name in names if name.startswith(OTHER_TABLE_PREFIX)]
 
     def find_records(self, column_values: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The records that have these values."""
@@ -82,7 +82,7 @@ class RecordQuery:
     ) -> pa.Table:
         """The records of a range, sorted by offset and index."""
         partition, topic_id = partition_and_topic_id
-        owner = {"topic": partition.topic, "partition": partition.number, "topic_id": topic_id}
+        owner = owner_values(partition, topic_id)
         near_files = [
             file
             for file in self._files
@@ -90,7 +90,7 @@ class RecordQuery:
         ]
         tables = [self._empty_table(columns)]
         tables += [self._read_file(file, owner, offset_range, columns) for file in near_files]
-        order = [(name, "ascending") for name in RECORD_ORDER]
+        order = [(name, "ascending") for name in ORDER_COLUMNS]
         return pa.concat_tables(tables).sort_by(order).combine_chunks()
 
     @cached_property
@@ -113,9 +113,9 @@ class RecordQuery:
         statistics do not name each column, and ours name the offset alone.
         """
         files = []
-        for path, add in add_actions_by_path(self.table).items():
+        for add in pa.table(self.table.get_add_actions()).to_pylist():
             file = _TableFile(
-                path=path,
+                path=add["path"],
                 first_offset=add["min"]["offset"],
                 last_offset=add["max"]["offset"],
                 partition_values=add.get("partition") or {},
@@ -152,19 +152,17 @@ class RecordQuery:
         return table.select(empty.column_names).cast(empty.schema)
 
     def _read_filtered(self, file: _TableFile, conditions: list[pc.Expression]) -> pa.Table:
-        path = self.root / "records" / file.path
+        key = f"records/{file.path}"
         condition = reduce(and_, conditions) if conditions else None
         try:
-            return pq.read_table(
-                path,
-                filters=condition,
-                use_threads=False,
-                partitioning=None,
-            )
+            with self.store.open(key) as file_content:
+                return pq.read_table(
+                    file_content, filters=condition, use_threads=False, partitioning=None
+                )
         except (pa.ArrowException, OSError) as error:
             raise DamagedFileError(
-                f"{path}: it cannot be read: {first_line(error)[:200]}",
-                path=f"records/{file.path}",
+                f"{self.store.url}/{key}: it cannot be read: {first_line(error)[:200]}",
+                path=key,
                 next=self._advice,
             ) from None
 

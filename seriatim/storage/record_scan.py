@@ -9,83 +9,81 @@ same files by suites.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from seriatim.ledger.model import File
+from seriatim.engine.files import File
+from seriatim.engine.records import POSITION_COLUMNS, RowImage, RowKeySpec
 from seriatim.operations.prove.evidence import EvidenceRequest, PartitionEvidence, in_bucket
 from seriatim.ports import UnreadableFileError
-from seriatim.storage.arrow import follows_previous
-from seriatim.storage.delta import first_line
+from seriatim.storage.delta_table import first_line
+from seriatim.storage.record_order import RecordOrderScan, distinct_values_and_codes
+from seriatim.storage.record_rows import (
+    RecordGroups,
+    RowNumbers,
+    boolean_array,
+    deleted_mask,
+    images_of_rows,
+    read_row_groups,
+    row_images,
+    row_tuples,
+)
+from seriatim.storage.store import Store
 
-RECORD_COLUMNS = ("topic", "topic_id", "partition", "offset", "index", "session")
 READ_ERRORS = (OSError, pa.ArrowException, KeyError, ValueError)
 """What reading a damaged file raises."""
-RowNumbers = Any
-"""A numpy array of row numbers."""
-RowImage = tuple[str, str, Any, tuple[Any, ...] | None, int]
-"""The topic id, session, key, values (None: deleted or unknown) and offset of a row."""
 
 
 class RecordScan:
-    """The record files of one stream, below its output path."""
+    """The record files of one stream."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, store: Store) -> None:
+        self.store = store
 
     def scan(self, file: File, request: EvidenceRequest) -> Iterator[PartitionEvidence]:
         """The evidence of a file, row group by row group."""
-        previous_position: tuple[Any, ...] = (-1, -1, "")
-        for table in self._row_group_tables(file, request):
+        order_scan = RecordOrderScan()
+        for table in self._row_group_tables(file, request.row_key_spec):
             evidence = PartitionEvidence(total_rows=table.num_rows)
-            evidence.disorder_offset = _disorder_offset(table, previous_position)
+            evidence.disorder_offset = _disorder_offset(table, order_scan)
             evidence.foreign_offset = _foreign_offset(table, request)
-            previous_position = tuple(
-                table.column(name)[-1].as_py() for name in ("offset", "index", "topic_id")
-            )
             row_numbers = _new_row_numbers(table, request)
             evidence.new_rows = len(row_numbers)
             _add_offset_spans(evidence, table, row_numbers)
-            if request.key_columns:
-                _add_first_and_last_rows(evidence, table, row_numbers, request)
+            if request.row_key_spec is not None:
+                records = _records_in_bucket(table, row_numbers, request)
+                _add_first_and_last_rows(evidence, records, request.row_key_spec)
             yield evidence
 
-    def _row_group_tables(self, file: File, request: EvidenceRequest) -> Iterator[pa.Table]:
-        names = list(RECORD_COLUMNS)
-        if request.key_columns:
-            names += ["op", *request.key_columns, *request.columns]
-            if request.has_before_images:
-                names += [f"before_{name}" for name in request.columns]
+    def _row_group_tables(self, file: File, row_key_spec: RowKeySpec | None) -> Iterator[pa.Table]:
+        columns = [*POSITION_COLUMNS, "session"]
+        if row_key_spec is not None:
+            columns += [*row_key_spec.deleted_when, *row_key_spec.key, *row_key_spec.columns]
+            if row_key_spec.has_before_images:
+                columns += _before_columns(row_key_spec)
         try:
-            with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
-                file_names = parquet.schema_arrow.names
-                columns = [name for name in dict.fromkeys(names) if name in file_names]
-                for group in range(parquet.num_row_groups):
-                    if parquet.metadata.row_group(group).num_rows:
-                        table = parquet.read_row_group(group, columns, use_threads=False)
-                        yield table.combine_chunks()
+            yield from read_row_groups(self.store, file.path, columns)
         except READ_ERRORS as error:
             raise UnreadableFileError(f"{file.path}: {first_line(error)[:300]}") from None
 
 
-def _disorder_offset(table: pa.Table, previous_position: tuple[Any, ...]) -> int:
+def _before_columns(row_key_spec: RowKeySpec) -> list[str]:
+    """The columns with the row as it was before the record."""
+    return [f"before_{name}" for name in row_key_spec.columns]
+
+
+def _disorder_offset(table: pa.Table, order_scan: RecordOrderScan) -> int:
     """The offset of the first row that is out of order; -1 if there is none."""
-    offsets = _numpy_column(table, "offset")
-    indexes = _numpy_column(table, "index")
-    topic_ids, id_codes = _distinct_values_and_codes(table.column("topic_id"))
-    previous_offset, previous_index, previous_id = previous_position
-    previous_code = topic_ids.index(previous_id) if previous_id in topic_ids else -1
-    in_order = follows_previous(offsets, indexes, previous_offset, previous_index)
-    # A topic that was created again starts over at offset 0, under a new id.
-    same_id = np.diff(id_codes, prepend=previous_code) == 0
-    rows = np.flatnonzero(same_id & ~in_order)
-    return int(offsets[rows[0]]) if len(rows) else -1
+    rows = order_scan.scan(table).disordered_rows
+    if not len(rows):
+        return -1
+    offset = table.column("offset")[int(rows[0])].as_py()
+    # A row without an offset is out of order, too.
+    return 0 if offset is None else int(offset)
 
 
 def _foreign_offset(table: pa.Table, request: EvidenceRequest) -> int:
@@ -97,7 +95,7 @@ def _foreign_offset(table: pa.Table, request: EvidenceRequest) -> int:
     for name, value in owner.items():
         if name not in table.column_names:
             continue
-        is_own = _boolean_array(pc.equal(table.column(name), value))
+        is_own = boolean_array(pc.equal(table.column(name), value))
         rows = np.flatnonzero(~is_own)
         if len(rows):
             return int(_numpy_column(table, "offset")[rows[0]])
@@ -107,7 +105,7 @@ def _foreign_offset(table: pa.Table, request: EvidenceRequest) -> int:
 def _new_row_numbers(table: pa.Table, request: EvidenceRequest) -> RowNumbers:
     """The numbers of the rows that are new."""
     offsets = _numpy_column(table, "offset")
-    topic_ids, id_codes = _distinct_values_and_codes(table.column("topic_id"))
+    topic_ids, id_codes = distinct_values_and_codes(table.column("topic_id"))
     never = np.iinfo(np.int64).max
     first_new = [request.first_new_offsets.get(topic_id, never) for topic_id in topic_ids]
     return np.flatnonzero(offsets >= np.array(first_new, dtype=np.int64)[id_codes])
@@ -119,7 +117,7 @@ def _add_offset_spans(
     row_numbers: RowNumbers,
 ) -> None:
     offsets = _numpy_column(table, "offset")[row_numbers]
-    topic_ids, id_codes = _distinct_values_and_codes(table.column("topic_id"))
+    topic_ids, id_codes = distinct_values_and_codes(table.column("topic_id"))
     new_codes = id_codes[row_numbers]
     for code, topic_id in enumerate(topic_ids):
         id_offsets = offsets[new_codes == code]
@@ -127,135 +125,68 @@ def _add_offset_spans(
             evidence.offset_spans[topic_id] = int(id_offsets.min()), int(id_offsets.max())
 
 
+def _records_in_bucket(
+    table: pa.Table, row_numbers: RowNumbers, request: EvidenceRequest
+) -> pa.Table:
+    """Those of these records whose session is in the bucket that is asked for."""
+    names, session_codes = distinct_values_and_codes(table.column("session"))
+    in_bucket_by_code = [name is not None and in_bucket(name, request.bucket) for name in names]
+    is_chosen = np.array(in_bucket_by_code, dtype=bool)[session_codes[row_numbers]]
+    return table.take(pa.array(row_numbers[is_chosen]))
+
+
 def _add_first_and_last_rows(
-    evidence: PartitionEvidence,
-    table: pa.Table,
-    row_numbers: RowNumbers,
-    request: EvidenceRequest,
+    evidence: PartitionEvidence, records: pa.Table, row_key_spec: RowKeySpec
 ) -> None:
     """Add each row of a session as its first and its last new record have it, and the records
     between whose before-image is not the record before.
-
-    1. Take the new records of the sessions in the bucket.
-    2. Sort them by row, keeping their order: neighbours of one group are records of one row.
-    3. Compare the before-images of neighbours.
-    4. Take the first and the last record of each group.
     """
-    # 1. The records of the bucket.
-    names, session_codes = _distinct_values_and_codes(table.column("session"))
-    in_bucket_by_code = [name is not None and in_bucket(name, request.bucket) for name in names]
-    is_chosen = np.array(in_bucket_by_code, dtype=bool)[session_codes[row_numbers]]
-    chosen_rows = row_numbers[is_chosen]
-    if not len(chosen_rows):
+    if not records.num_rows:
         return
-    table = table.take(pa.array(chosen_rows))
-    # 2. Sorted by row.
-    row_columns = ("topic_id", "session", *request.key_columns)
-    groups = _group_numbers([table.column(name) for name in row_columns])
-    order = np.argsort(groups, kind="stable")
-    has_next = np.diff(groups[order]) == 0
-    # 3. The before-images.
-    if request.has_before_images:
-        earlier = order[:-1][has_next]
-        later = order[1:][has_next]
-        unlinked = np.sort(later[~_is_before_image_equal(table, earlier, later, request)])
+    groups = RecordGroups(records, ("topic_id", "session", *row_key_spec.key))
+    if row_key_spec.has_before_images:
+        earlier, later = groups.neighbours
+        is_linked = _is_before_image_equal(records, earlier, later, row_key_spec)
+        unlinked = np.sort(later[~is_linked])
         evidence.unlinked_rows = len(unlinked)
         if len(unlinked):
-            evidence.unlinked_offset = int(_numpy_column(table, "offset")[unlinked[0]])
-    # 4. The ends of each group.
-    first_rows = np.sort(order[np.append(True, ~has_next)])
-    last_rows = np.sort(order[np.append(~has_next, True)])
-    evidence.first_rows = list(_first_row_images(table.take(pa.array(first_rows)), request))
-    evidence.last_rows = list(_last_row_images(table.take(pa.array(last_rows)), request))
+            evidence.unlinked_offset = int(_numpy_column(records, "offset")[unlinked[0]])
+    first_records = records.take(pa.array(groups.first_rows()))
+    last_records = records.take(pa.array(groups.last_rows()))
+    evidence.first_rows = list(_images_before(first_records, row_key_spec))
+    evidence.last_rows = list(row_images(last_records, row_key_spec))
 
 
 def _is_before_image_equal(
-    table: pa.Table,
-    earlier: RowNumbers,
-    later: RowNumbers,
-    request: EvidenceRequest,
+    records: pa.Table, earlier: RowNumbers, later: RowNumbers, row_key_spec: RowKeySpec
 ) -> Any:
     """Whether the before-image of each later record is its earlier record. After a delete it must
     be empty.
     """
-    earlier_records = table.take(pa.array(earlier))
-    later_records = table.take(pa.array(later))
-    is_delete = _boolean_array(pc.equal(earlier_records.column("op"), "delete"))
-    before_key = later_records.column(f"before_{request.key_columns[0]}")
-    is_empty = _boolean_array(before_key.is_null())
+    earlier_records = records.take(pa.array(earlier))
+    later_records = records.take(pa.array(later))
+    is_delete = deleted_mask(earlier_records, row_key_spec)
+    before_key = later_records.column(f"before_{row_key_spec.key[0]}")
+    is_empty = boolean_array(before_key.is_null())
     is_equal = np.ones(len(earlier), dtype=bool)
-    for name in request.columns:
+    for name in row_key_spec.columns:
         value = earlier_records.column(name)
         before_value = later_records.column(f"before_{name}")
-        both_null = _boolean_array(value.is_null()) & _boolean_array(before_value.is_null())
-        is_equal &= _boolean_array(pc.equal(value, before_value)) | both_null
+        both_null = boolean_array(value.is_null()) & boolean_array(before_value.is_null())
+        is_equal &= boolean_array(pc.equal(value, before_value)) | both_null
     return np.where(is_delete, is_empty, is_equal & ~is_empty)
 
 
-def _first_row_images(table: pa.Table, request: EvidenceRequest) -> Iterator[RowImage]:
-    """Each row as it was before its first record; None where that is not known."""
-    images: Sequence[tuple[Any, ...] | None] = [None] * table.num_rows
-    if request.has_before_images:
-        before_columns = [f"before_{name}" for name in request.columns]
-        before_key = table.column(f"before_{request.key_columns[0]}")
-        is_known = _boolean_array(before_key.is_valid()).tolist()
-        rows = _row_tuples(table, before_columns)
-        images = [row if has_image else None for row, has_image in zip(rows, is_known, strict=True)]
-    yield from _row_images(table, request, images)
-
-
-def _last_row_images(table: pa.Table, request: EvidenceRequest) -> Iterator[RowImage]:
-    """Each row as its last record leaves it; None if it is deleted."""
-    is_delete = _boolean_array(pc.equal(table.column("op"), "delete")).tolist()
-    rows = _row_tuples(table, request.columns)
-    images = [None if deleted else row for row, deleted in zip(rows, is_delete, strict=True)]
-    yield from _row_images(table, request, images)
-
-
-def _row_images(
-    table: pa.Table,
-    request: EvidenceRequest,
-    images: Sequence[tuple[Any, ...] | None],
-) -> Iterator[RowImage]:
-    topic_ids = table.column("topic_id").to_pylist()
-    sessions = table.column("session").to_pylist()
-    offsets = table.column("offset").to_pylist()
-    keys: list[Any]
-    if len(request.key_columns) == 1:
-        keys = table.column(request.key_columns[0]).to_pylist()
-    else:
-        keys = _row_tuples(table, request.key_columns)
-    yield from zip(topic_ids, sessions, keys, images, offsets, strict=True)
-
-
-def _row_tuples(table: pa.Table, names: Sequence[str]) -> list[tuple[Any, ...]]:
-    columns = [table.column(name).to_pylist() for name in names]
-    return list(zip(*columns, strict=True))
-
-
-def _group_numbers(columns: Sequence[pa.ChunkedArray]) -> Any:
-    """A number for each row; rows with the same values in all columns have the same."""
-    groups = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:
-        values, codes = _distinct_values_and_codes(column)
-        combined = groups * (len(values) + 1) + codes
-        # Numbered anew after each column: the product of many columns would overflow.
-        _, groups = np.unique(combined, return_inverse=True)
-    return groups
-
-
-def _distinct_values_and_codes(column: pa.ChunkedArray) -> tuple[list[Any], Any]:
-    """The distinct values of a column, and for each row the number of its value."""
-    encoded = column.combine_chunks().dictionary_encode(null_encoding="encode")
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    return encoded.dictionary.to_pylist(), codes.astype(np.int64)
+def _images_before(records: pa.Table, row_key_spec: RowKeySpec) -> Iterator[RowImage]:
+    """Each row as it was before its record; None where that is not known."""
+    rows: list[tuple[Any, ...] | None] = [None] * records.num_rows
+    if row_key_spec.has_before_images:
+        before_key = records.column(f"before_{row_key_spec.key[0]}")
+        is_known = boolean_array(before_key.is_valid()).tolist()
+        before_rows = row_tuples(records, _before_columns(row_key_spec))
+        rows = [row if known else None for row, known in zip(before_rows, is_known, strict=True)]
+    yield from images_of_rows(records, row_key_spec, rows)
 
 
 def _numpy_column(table: pa.Table, name: str) -> Any:
     return table.column(name).to_numpy()
-
-
-def _boolean_array(column: Any) -> Any:
-    """A boolean for each row; null counts as false."""
-    filled = pc.fill_null(column, False)
-    return filled.to_numpy(zero_copy_only=False).astype(bool)

@@ -11,32 +11,31 @@ them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ensure, raise_broken_promise
-from seriatim.ledger.model import File
-from seriatim.storage.arrow import follows_previous
-from seriatim.storage.delta import first_line
-from seriatim.storage.files import ParquetFileWriter, damaged_record_file, file_digest
-
-BEFORE_FIRST_RECORD = (-1, -1)
+from seriatim.storage.delta_table import first_line
+from seriatim.storage.parquet import ParquetFileWriter, damaged_record_file, open_parquet
+from seriatim.storage.record_order import RecordOrderScan
+from seriatim.storage.store import Store, digest_object
 
 
 class ParquetRewriter:
-    """The record files of one stream, below its output path."""
+    """The record files of one stream."""
 
     def __init__(
         self,
-        root: Path,
+        store: Store,
         stream: str,
         compression: str = "zstd",
     ) -> None:
-        self.root = root
+        self.store = store
         self.stream = stream
         self.compression = compression
 
@@ -50,12 +49,12 @@ class ParquetRewriter:
         """Write one file of several that follow each other by offset, and return it."""
         schema = self._read_schema(files[0])
         path = f"records/{partition}/{stem}.parquet"
-        writer = ParquetFileWriter(self.root, path, schema, self.compression)
-        position = BEFORE_FIRST_RECORD
+        writer = ParquetFileWriter(self.store, path, schema, self.compression)
+        order_scan = RecordOrderScan()
         for file in files:
             rows = 0
             for batch in self._read_batches(file, schema):
-                position = _check_record_order(file, topic_id, batch, position)
+                _check_records(file, topic_id, batch, order_scan)
                 writer.add(batch)
                 rows += batch.num_rows
             ensure(
@@ -85,10 +84,7 @@ class ParquetRewriter:
         self._verify_digest(file)
         with self._open(file) as parquet:
             for group in range(parquet.num_row_groups):
-                try:
-                    table = parquet.read_row_group(group, use_threads=False)
-                except (OSError, pa.ArrowException) as error:
-                    raise damaged_record_file(self.stream, file, first_line(error)) from None
+                table = parquet.read_row_group(group, use_threads=False)
                 ensure(
                     table.column_names == schema.names,
                     "files of one table have the same columns",
@@ -98,9 +94,12 @@ class ParquetRewriter:
                     if batch.num_rows:
                         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
-    def _open(self, file: File) -> pq.ParquetFile:
+    @contextmanager
+    def _open(self, file: File) -> Iterator[pq.ParquetFile]:
+        """A file for reading. Whatever is wrong with it is said of the file by its name."""
         try:
-            return pq.ParquetFile(self.root / file.path, page_checksum_verification=True)
+            with open_parquet(self.store, file.path) as parquet:
+                yield parquet
         except FileNotFoundError:
             raise damaged_record_file(self.stream, file, "it is missing") from None
         except (OSError, pa.ArrowException) as error:
@@ -108,7 +107,7 @@ class ParquetRewriter:
 
     def _verify_digest(self, file: File) -> None:
         try:
-            digest = file_digest(self.root / file.path)
+            digest = digest_object(self.store, file.path)
         except FileNotFoundError:
             raise damaged_record_file(self.stream, file, "it is missing") from None
         if digest != file.digest:
@@ -116,21 +115,15 @@ class ParquetRewriter:
             raise damaged_record_file(self.stream, file, damage)
 
 
-def _check_record_order(
+def _check_records(
     file: File,
     topic_id: str,
     batch: pa.RecordBatch,
-    previous_position: tuple[int, int],
-) -> tuple[int, int]:
-    """Prove that a batch goes on after the previous offset and index, under the same topic id.
-    Returns the offset and index of its last record.
-    """
-    offsets = batch.column("offset").to_numpy(zero_copy_only=False)
-    indexes = batch.column("index").to_numpy(zero_copy_only=False)
-    previous_offset, previous_index = previous_position
-    in_order = follows_previous(offsets, indexes, previous_offset, previous_index)
+    order_scan: RecordOrderScan,
+) -> None:
+    """Prove that a batch goes on after the batch before it, under the same topic id."""
     ensure(
-        bool(in_order.all()),
+        len(order_scan.scan(batch).disordered_rows) == 0,
         "records follow each other by offset and index",
         file=file.path,
     )
@@ -141,4 +134,3 @@ def _check_record_order(
         file=file.path,
         found=str(topic_ids),
     )
-    return int(offsets[-1]), int(indexes[-1])

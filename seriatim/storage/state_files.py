@@ -1,68 +1,50 @@
 """State files: one row per session in Parquet, newest file last. Each is proved by its digest before
 it is used.
 
-Next: engine/state_merging.py says when files are merged; engine/task.py loads and saves.
+A row has the name of the session, its finding if it is in quarantine, and the packed session
+(engine/session.py).
+
+Next: `save_state` in engine/files.py says when files are merged; engine/task.py loads and saves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from msgspec.msgpack import decode, encode
+from msgspec.msgpack import decode
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.session import Session, WaitingMessage
+from seriatim.engine.session import Session, WaitingMessage, pack_session, unpack_session
 from seriatim.errors import DamagedFileError, raise_broken_promise
-from seriatim.ledger.model import File
-from seriatim.storage.files import ParquetFileWriter, file_digest
+from seriatim.storage.parquet import ParquetFileWriter, open_parquet
+from seriatim.storage.store import Store, digest_object
 
 ROWS_PER_GROUP = 4_096
 STATE_SCHEMA = pa.schema(
     [
         pa.field("session", pa.string()),
-        pa.field("state", pa.binary()),
-        pa.field("state_version", pa.int32()),
-        pa.field("sequence", pa.int64()),
-        pa.field("anchor", pa.int64()),
-        pa.field("fingerprint", pa.binary()),
-        pa.field("missing", pa.binary()),
-        pa.field("waiting", pa.binary()),
-        pa.field("damaged", pa.int64()),
-        pa.field("since_snapshot", pa.int64()),
-        pa.field("snapshot_timestamp", pa.int64()),
-        pa.field("reach_ms", pa.int64()),
-        pa.field("first_offset", pa.int64()),
-        pa.field("last_offset", pa.int64()),
-        pa.field("snapshot_offset", pa.int64()),
-        pa.field("timestamp", pa.int64()),
-        pa.field("status", pa.string()),
+        # Null: the session is live. The packed session has it, too. The column serves to find the
+        # sessions in quarantine without unpacking the others.
         pa.field("finding", pa.string()),
-        pa.field("finding_offset", pa.int64()),
+        pa.field("packed", pa.binary()),
     ]
 )
 
 
 class ParquetState:
-    """The state files of one stream, below its output path. A file is opened when it is first
-    needed.
-    """
+    """The state files of one stream. A file is opened when it is first needed."""
 
-    def __init__(
-        self,
-        root: Path,
-        stream: str,
-        compression: str = "zstd",
-    ) -> None:
-        self.root = root
+    def __init__(self, store: Store, stream: str, compression: str = "zstd") -> None:
+        self.store = store
         self.stream = stream
         self.compression = compression
-        self._open_files: dict[str, _StateFile] = {}
+        self._open_files: dict[str, StateFile] = {}
         self._verified_files: set[tuple[str, str]] = set()
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
@@ -84,7 +66,8 @@ class ParquetState:
         if not searched_names:
             return present
         for file in files:
-            present |= _find_names(self._verify_digest(file), searched_names)
+            self._verify_digest(file)
+            present |= _find_names(self.store, file.path, searched_names)
         return present
 
     def save(
@@ -96,11 +79,12 @@ class ParquetState:
     ) -> File:
         """Write sessions on top of those of the files to be merged, row group by row group."""
         path = f"state/{partition}/{stem}.parquet"
-        writer = ParquetFileWriter(self.root, path, STATE_SCHEMA, self.compression)
-        rows = [_session_to_row(name, session) for name, session in sessions.items()]
-        for begin in range(0, len(rows), ROWS_PER_GROUP):
-            group = rows[begin : begin + ROWS_PER_GROUP]
-            writer.add(pa.RecordBatch.from_pylist(group, schema=STATE_SCHEMA), ROWS_PER_GROUP)
+        writer = ParquetFileWriter(self.store, path, STATE_SCHEMA, self.compression)
+        names = list(sessions)
+        for begin in range(0, len(names), ROWS_PER_GROUP):
+            group = names[begin : begin + ROWS_PER_GROUP]
+            batch = _pack_rows(group, [sessions[name] for name in group])
+            writer.add(batch, ROWS_PER_GROUP)
         for batch in self._batches_of_unseen_sessions(tuple(files_to_merge), set(sessions)):
             writer.add(batch, ROWS_PER_GROUP)
         file = writer.finish()
@@ -124,31 +108,33 @@ class ParquetState:
             seen_names |= names_of_file
 
     def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
-        """The sessions in quarantine."""
-        return {
-            name: session
-            for name, session in self.all_sessions(files)
-            if session.finding is not None
-        }
+        """The sessions in quarantine. Only these are unpacked."""
+        sessions: dict[str, Session] = {}
+        seen_names: set[str] = set()
+        for file in reversed(tuple(files)):
+            state_file = self._open_file(file)
+            quarantined_names = state_file.quarantined_names() - seen_names
+            sessions.update(state_file.sessions(quarantined_names))
+            seen_names.update(state_file.names())
+        return sessions
 
     def all_sessions(self, files: Iterable[File]) -> Iterator[tuple[str, Session]]:
         """Every session, each once. One row group is in memory at a time."""
         for batch in self._batches_of_unseen_sessions(tuple(files), set()):
-            for row in batch.to_pylist():
-                yield row["session"], _row_to_session(row)
+            yield from _unpack_rows(batch)
 
-    def _open_file(self, file: File) -> _StateFile:
+    def _open_file(self, file: File) -> StateFile:
         if file.path not in self._open_files:
-            self._open_files[file.path] = _StateFile(self._verify_digest(file))
+            self._verify_digest(file)
+            self._open_files[file.path] = StateFile(self.store, file.path)
         return self._open_files[file.path]
 
-    def _verify_digest(self, file: File) -> Path:
-        """The full path of a file, after it was proved by its digest once in this process."""
-        full_path = self.root / file.path
+    def _verify_digest(self, file: File) -> None:
+        """Prove a file by its digest, once in this process."""
         if (file.path, file.digest) in self._verified_files:
-            return full_path
+            return
         try:
-            digest = file_digest(full_path)
+            digest = digest_object(self.store, file.path)
         except FileNotFoundError:
             raise self._damaged_file_error(file, "it is missing") from None
         if digest != file.digest:
@@ -156,7 +142,6 @@ class ParquetState:
                 file, f"its digest is {digest}, the ledger says {file.digest}"
             )
         self._verified_files.add((file.path, file.digest))
-        return full_path
 
     def _damaged_file_error(self, file: File, damage: str) -> DamagedFileError:
         return DamagedFileError(
@@ -168,11 +153,13 @@ class ParquetState:
         )
 
 
-class _StateFile:
-    """One state file that was proved by its digest."""
+class StateFile:
+    """One state file. Its rows are given out packed, also if the file is of before format 4."""
 
-    def __init__(self, path: Path) -> None:
-        self._parquet = pq.ParquetFile(path, memory_map=True, page_checksum_verification=True)
+    def __init__(self, store: Store, path: str) -> None:
+        # The file stays open as long as this object: row groups are read when they are asked for.
+        self._parquet = pq.ParquetFile(store.open(path), page_checksum_verification=True)
+        self._is_packed = "packed" in self._parquet.schema_arrow.names
         self._names = self._parquet.read(columns=["session"]).column("session").combine_chunks()
         metadata = self._parquet.metadata
         group_count = self._parquet.num_row_groups
@@ -180,31 +167,59 @@ class _StateFile:
         self._group_edges = np.cumsum([0, *group_rows])
         """The number of the first row of each row group, and the number of all rows."""
 
+    def names(self) -> list[str]:
+        """The names of all sessions of this file."""
+        names: list[str] = self._names.to_pylist()
+        return names
+
+    def quarantined_names(self) -> set[str]:
+        """The names of the sessions that are in quarantine, by the column of findings alone."""
+        findings = self._parquet.read(columns=["finding"]).column("finding").combine_chunks()
+        return set(self._names.filter(pc.is_valid(findings)).to_pylist())
+
     def sessions(self, searched_names: set[str]) -> dict[str, Session]:
         """Those of the searched sessions that are in this file."""
-        names = pa.array(list(searched_names), pa.string())
-        is_searched = pc.is_in(self._names, value_set=names).to_numpy(False)
+        searched = pa.array(list(searched_names), pa.string())
+        is_searched = pc.is_in(self._names, value_set=searched).to_numpy(False)
         row_numbers = np.flatnonzero(is_searched)
         groups = np.searchsorted(self._group_edges, row_numbers, side="right") - 1
         sessions = {}
         for group in np.unique(groups).tolist():
-            rows_in_group = row_numbers[groups == group] - self._group_edges[group]
-            table = self._parquet.read_row_group(group).take(pa.array(rows_in_group))
-            for row in table.to_pylist():
-                sessions[row["session"]] = _row_to_session(row)
+            rows_of_group = row_numbers[groups == group]
+            names = self._names.take(pa.array(rows_of_group)).to_pylist()
+            packed_sessions = self._packed_rows(group, rows_of_group - self._group_edges[group])
+            for name, packed in zip(names, packed_sessions, strict=True):
+                sessions[name] = unpack_session(packed)
         return sessions
+
+    def _packed_rows(self, group: int, rows_in_group: Any) -> list[bytes]:
+        """The packed sessions of some rows of a row group."""
+        columns = ["packed"] if self._is_packed else None
+        table = self._parquet.read_row_group(group, columns).take(pa.array(rows_in_group))
+        if not self._is_packed:
+            table = pack_columns_of_format_3(table)
+        packed_sessions: list[bytes] = table.column("packed").to_pylist()
+        return packed_sessions
+
+    def all_sessions(self) -> Iterator[tuple[str, Session]]:
+        """Every session of this file. Every page is read and proved by its checksum."""
+        for batch in self.batches():
+            yield from _unpack_rows(batch)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows, one row group at a time."""
         for group in range(self._parquet.num_row_groups):
-            yield from self._parquet.read_row_group(group).to_batches()
+            table = self._parquet.read_row_group(group)
+            if not self._is_packed:
+                table = pack_columns_of_format_3(table)
+            yield from table.to_batches()
 
 
-def _find_names(path: Path, searched_names: set[str]) -> set[str]:
+def _find_names(store: Store, path: str, searched_names: set[str]) -> set[str]:
     """The searched names that are in a file. Row groups whose statistics rule them all out are not
     read.
     """
-    with pq.ParquetFile(path, page_checksum_verification=True) as parquet:
+    with open_parquet(store, path) as parquet:
         column = parquet.schema_arrow.get_field_index("session")
         groups = []
         for group in range(parquet.num_row_groups):
@@ -225,31 +240,42 @@ def _may_contain(statistics: Any, searched_names: set[str]) -> bool:
     return any(statistics.min <= name <= statistics.max for name in searched_names)
 
 
-def _session_to_row(name: str, session: Session) -> dict[str, Any]:
-    return {
-        "session": name,
-        "state": session.state_bytes,
-        "state_version": session.state_version,
-        "sequence": session.sequence,
-        "anchor": session.snapshot_sequence,
-        "fingerprint": session.snapshot_fingerprint,
-        "missing": encode(session.missing_sequences) if session.missing_sequences else None,
-        "waiting": encode(session.waiting_messages) if session.waiting_messages else None,
-        "damaged": session.damaged_since_offset,
-        "since_snapshot": session.messages_since_snapshot,
-        "snapshot_timestamp": session.snapshot_timestamp,
-        "reach_ms": session.snapshot_distance_ms,
-        "first_offset": session.first_offset,
-        "last_offset": session.last_offset,
-        "snapshot_offset": session.snapshot_offset,
-        "timestamp": session.timestamp,
-        "status": "live" if session.finding is None else "quarantined",
-        "finding": session.finding,
-        "finding_offset": session.finding_offset,
-    }
+def _pack_rows(names: Sequence[str], sessions: Sequence[Session]) -> pa.RecordBatch:
+    """The rows of these sessions."""
+    findings = []
+    packed_sessions = []
+    for session in sessions:
+        findings.append(session.finding)
+        packed_sessions.append(pack_session(session))
+    columns = [
+        pa.array(names, pa.string()),
+        pa.array(findings, pa.string()),
+        pa.array(packed_sessions, pa.binary()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=STATE_SCHEMA)
 
 
-def _row_to_session(row: dict[str, Any]) -> Session:
+def _unpack_rows(batch: pa.RecordBatch) -> Iterator[tuple[str, Session]]:
+    names = batch.column("session").to_pylist()
+    packed_sessions = batch.column("packed").to_pylist()
+    for name, packed in zip(names, packed_sessions, strict=True):
+        yield name, unpack_session(packed)
+
+
+def pack_columns_of_format_3(table: pa.Table) -> pa.Table:
+    """The rows of a state file of before format 4, as they would be written today. Such files have a
+    column for each field of a session.
+    """
+    names = []
+    sessions = []
+    for row in table.to_pylist():
+        names.append(row["session"])
+        sessions.append(_session_of_format_3(row))
+    packed_rows = _pack_rows(names, sessions)
+    return pa.Table.from_batches([packed_rows])
+
+
+def _session_of_format_3(row: dict[str, Any]) -> Session:
     missing_sequences: list[tuple[int, int]] = []
     if row["missing"]:
         missing_sequences = decode(row["missing"], type=list[tuple[int, int]])

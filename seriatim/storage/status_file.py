@@ -11,21 +11,25 @@ witness.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import msgspec
-from msgspec.structs import replace
 
 from seriatim.errors import ConfigError, IntegrityError
-from seriatim.ledger.model import Ledger, Manifest, decode_manifest
+from seriatim.ledger.manifests import (
+    Manifest,
+    ManifestFiles,
+    ManifestReference,
+    UnreadableManifestError,
+    UnreadableWitnessError,
+    Witness,
+    manifest_reference,
+)
+from seriatim.ledger.model import Ledger
 from seriatim.operations.stream_status import SavedStatus
+from seriatim.storage.store import Store
 
 STATUS_FILE = "status.json"
-SEQUENCE_MAX = 10**12
-"""A higher sequence is not that of a ledger: the witness is damaged."""
 
 
 class StatusFiles:
@@ -34,17 +38,18 @@ class StatusFiles:
     With `stream`, what another stream left at a shared path is not taken for its own.
     """
 
-    def __init__(self, root: Path, stream: str | None = None) -> None:
-        self.root = root
+    def __init__(self, store: Store, stream: str | None = None) -> None:
+        self.store = store
         self.stream = stream
-        self._hashes_by_entry: dict[int, list[str]] | None = None
+        self._manifests = ManifestFiles(store)
+        self._references: dict[int, list[ManifestReference]] | None = None
 
     def read_status(self) -> SavedStatus | None:
         """The status at the last look; None if there is none or it cannot be read. The next look
         writes it anew.
         """
         try:
-            content = (self.root / STATUS_FILE).read_bytes()
+            content = self.store.read(STATUS_FILE)
             status = msgspec.json.decode(content, type=SavedStatus)
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
             # Text that is no UTF-8 is a ValueError, deep nesting a RecursionError.
@@ -55,26 +60,17 @@ class StatusFiles:
 
     def write_status(self, status: SavedStatus) -> None:
         """Store the status of a look, for pages."""
-        # Imported here, because pages must start without pyarrow.
-        from seriatim.storage.files import write_file
+        self.store.replace(STATUS_FILE, msgspec.json.encode(status))
 
-        write_file(self.root / STATUS_FILE, msgspec.json.encode(status))
-
-    def witness(self) -> tuple[int, str] | None:
+    def witness(self) -> Witness | None:
         """The last entry and its hash; None if the stream was never run."""
         try:
-            noted = json.loads((self.root / "head.json").read_bytes())
-            sequence = int(noted["sequence"])
-            sha256 = str(noted["sha256"])
-            if not 0 <= sequence < SEQUENCE_MAX:
-                raise ValueError(f"its sequence is {sequence}")
-            return sequence, sha256
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, OverflowError, RecursionError, KeyError, TypeError) as error:
+            return self._manifests.witness()
+        except UnreadableWitnessError as error:
+            folder_name = self.store.url.rpartition("/")[2]
             raise IntegrityError(
-                f"{self.root.name}: head.json cannot be read: {error}",
-                next=f"restore {self.root / 'head.json'} from a backup",
+                f"{folder_name}: head.json cannot be read: {error}",
+                next=f"restore {self.store.url}/head.json from a backup",
             ) from None
 
     def last_ledger(self) -> Ledger | None:
@@ -82,94 +78,82 @@ class StatusFiles:
         witness = self.witness()
         if witness is None:
             return None
-        sequence, sha256 = witness
-        return self._read_manifest(sequence, sha256).ledger
+        reference = manifest_reference(witness.sequence, witness.sha256)
+        try:
+            ledger = self._manifests.read_ledger(reference).ledger
+        except UnreadableManifestError as error:
+            raise _unreadable_manifest_error(reference, error) from None
+        self._refuse_other_stream(ledger)
+        return ledger
 
     def manifest(self, sequence: int) -> Manifest:
         """An entry, and the ledger after it."""
         witness = self.witness()
-        last_sequence = -1 if witness is None else witness[0]
+        last_sequence = -1 if witness is None else witness.sequence
         if witness is None or not 0 <= sequence <= last_sequence:
             raise ConfigError(f"there is no entry {sequence}", next=f"the last is {last_sequence}")
-        sha256 = self._manifest_hash(sequence, last_sequence, witness[1])
-        return self._read_manifest(sequence, sha256)
+        return self._read_manifest(self._find_reference(sequence, witness))
 
     def manifests_backward(self, count: int, sequence: int | None = None) -> Iterator[Manifest]:
         """At most `count` entries from `sequence` (default: the last) back, newest first."""
         witness = self.witness()
         if witness is None:
             return
-        newest = witness[0] if sequence is None else sequence
+        newest = witness.sequence if sequence is None else sequence
         manifest = self.manifest(newest)
         yield manifest
         for _ in range(count - 1):
             entry = manifest.entry
             if entry.sequence <= 0:
                 return
-            manifest = self._read_manifest(entry.sequence - 1, entry.previous)
+            reference = manifest_reference(entry.sequence - 1, entry.previous)
+            manifest = self._read_manifest(reference)
             yield manifest
 
-    def _manifest_hash(
-        self,
-        sequence: int,
-        last_sequence: int,
-        last_sha256: str,
-    ) -> str:
-        """The hash of an entry's manifest.
+    def _find_reference(self, sequence: int, witness: Witness) -> ManifestReference:
+        """The reference to an entry's manifest.
 
         If failed commits left several manifests of this entry, the entry after it says which one is
-        right. So start at the nearest later entry whose hash is certain, and walk back from there.
+        right. So start at the nearest later entry whose manifest is certain, and walk back from
+        there.
         """
-        if sequence == last_sequence:
-            return last_sha256
-        if self._hashes_by_entry is None:
+        nearest = manifest_reference(witness.sequence, witness.sha256)
+        if sequence == witness.sequence:
+            return nearest
+        if self._references is None:
             # Listed once: a page may need fifty of five thousand entries.
-            self._hashes_by_entry = _list_manifest_hashes(self.root / "manifests")
-        certain: dict[int, str] = {last_sequence: last_sha256}
-        for number, hashes in self._hashes_by_entry.items():
-            if sequence <= number < last_sequence and len(hashes) == 1:
-                certain[number] = hashes[0]
-        nearest = min(certain)
-        sha256 = certain[nearest]
-        for number in range(nearest, sequence, -1):
-            sha256 = self._read_manifest(number, sha256).entry.previous
-        return sha256
+            self._references = self._manifests.references_by_sequence()
+        for number, references in self._references.items():
+            if sequence <= number < nearest.sequence and len(references) == 1:
+                nearest = references[0]
+        while nearest.sequence > sequence:
+            entry = self._read_manifest(nearest).entry
+            nearest = manifest_reference(nearest.sequence - 1, entry.previous)
+        return nearest
 
-    def _read_manifest(self, sequence: int, sha256: str) -> Manifest:
-        # Imported here, because pages must start without pyarrow.
-        import pyarrow as pa
-
-        path = self.root / "manifests" / f"{sequence:010d}-{sha256}.json.zst"
+    def _read_manifest(self, reference: ManifestReference) -> Manifest:
         try:
-            packed = path.read_bytes()
-            if hashlib.sha256(packed).hexdigest() != sha256:
-                raise ValueError("its hash differs")
-            content = pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read()
-            manifest = decode_manifest(content)
-        except (OSError, ValueError) as error:
-            # The errors of msgspec and Arrow are of these kinds.
-            reason = str(error)
-            if isinstance(error, OSError) and error.strerror:
-                reason = error.strerror
+            manifest = self._manifests.read(reference)
+        except UnreadableManifestError as error:
+            raise _unreadable_manifest_error(reference, error) from None
+        self._refuse_other_stream(manifest.ledger)
+        return manifest
+
+    def _refuse_other_stream(self, ledger: Ledger) -> None:
+        if self.stream is not None and self.stream != ledger.stream:
             raise IntegrityError(
-                f"the manifest of entry {sequence} cannot be read: {reason}",
-                next="`seriatim verify` says what is wrong",
-            ) from None
-        if self.stream is not None and self.stream != manifest.ledger.stream:
-            raise IntegrityError(
-                f"{self.stream}: its output path holds stream {manifest.ledger.stream!r}",
+                f"{self.stream}: its output path holds stream {ledger.stream!r}",
                 next="give each stream its own path",
             )
-        # A manifest cannot contain its own hash, so the ledger gets it here.
-        ledger = replace(manifest.ledger, sha256=sha256)
-        return replace(manifest, ledger=ledger)
 
 
-def _list_manifest_hashes(folder: Path) -> dict[int, list[str]]:
-    """The hashes of the manifests in a folder, by entry."""
-    hashes_by_entry: dict[int, list[str]] = {}
-    for path in folder.glob("*-*.json.zst"):
-        number, _, sha256 = path.name.removesuffix(".json.zst").partition("-")
-        if number.isdecimal():
-            hashes_by_entry.setdefault(int(number), []).append(sha256)
-    return hashes_by_entry
+def _unreadable_manifest_error(
+    reference: ManifestReference, error: UnreadableManifestError
+) -> IntegrityError:
+    reason = error.reason
+    if error.reference != reference:
+        reason = f"it is based on {error.reference.path}: {reason}"
+    return IntegrityError(
+        f"the manifest of entry {reference.sequence} cannot be read: {reason}",
+        next="`seriatim verify` says what is wrong",
+    )

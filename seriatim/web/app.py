@@ -19,11 +19,9 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from msgspec import Struct
 
 from seriatim.errors import ConfigError, SeriatimError
-from seriatim.operations.report_page import COLOURS, PAGE_STYLE, safe_text
-from seriatim.web import entry, stream, streams
-from seriatim.web.assets import ICON_SVG, REFRESH_SCRIPT, STYLE_SHEET
-from seriatim.web.draw import element, page_shell
+from seriatim.web import views
 from seriatim.web.read import PageReader
+from seriatim.web.render import static_file
 
 SOURCE_POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'"
@@ -39,13 +37,14 @@ RESPONSE_HEADERS = {
     "Cache-Control": "no-store",
 }
 STATIC_FILES = {
-    "look.css": ("text/css", f"{COLOURS}{PAGE_STYLE}{STYLE_SHEET}"),
-    "refresh.js": ("text/javascript", REFRESH_SCRIPT),
-    "mark.svg": ("image/svg+xml", ICON_SVG.strip()),
+    "report.css": "text/css",
+    "look.css": "text/css",
+    "refresh.js": "text/javascript",
+    "mark.svg": "image/svg+xml",
 }
+"""The files that all pages share, with their types. No other file is ever served."""
 NUMBER_DIGITS_MAX = 12
 """Digits of an entry's number in an address, at most."""
-ERROR_LINES_MAX = 40
 LOGIN_STATUS_CODES = (401, 403)
 """The user is not logged in, or has a token that has expired."""
 
@@ -96,8 +95,7 @@ def create_app(reader: PageReader, gate: Callable[..., Any], find_run: FindRun) 
                 headers=RESPONSE_HEADERS,
             )
         headers = {**RESPONSE_HEADERS, "Cache-Control": "max-age=3600"}
-        media_type, content = STATIC_FILES[name]
-        return Response(content, media_type=media_type, headers=headers)
+        return Response(static_file(name), media_type=STATIC_FILES[name], headers=headers)
 
     # Added last: it matches every address that no route above it does.
     @app.get("/{rest:path}")
@@ -115,7 +113,7 @@ def _add_stream_pages(app: FastAPI, reader: PageReader, visitor_dependency: Any)
     def all_streams(request: Request, visitor: Visitor = visitor_dependency) -> Response:
         names = visitor.may_see_of(reader.stream_names())
         statuses = [reader.stream_status(name) for name in names]
-        page = streams.render_streams_page(_mount_path(request), statuses, reader.clock())
+        page = views.render_streams_page(_mount_path(request), statuses, reader.clock())
         return _html_response(page)
 
     @app.get("/stream/{name}")
@@ -123,7 +121,7 @@ def _add_stream_pages(app: FastAPI, reader: PageReader, visitor_dependency: Any)
         # Before anything is read, also of a stream that does not exist.
         _refuse_invisible(visitor, name)
         stream_history = reader.stream_history(name)
-        page = stream.render_stream_page(_mount_path(request), stream_history, reader.clock())
+        page = views.render_stream_page(_mount_path(request), stream_history, reader.clock())
         return _html_response(page)
 
     @app.get("/stream/{name}/entry/{number}")
@@ -132,7 +130,7 @@ def _add_stream_pages(app: FastAPI, reader: PageReader, visitor_dependency: Any)
     ) -> Response:
         _refuse_invisible(visitor, name)
         slice_row = reader.slice_row(name, _parse_sequence(number))
-        page = entry.render_entry_page(_mount_path(request), name, slice_row)
+        page = views.render_entry_page(_mount_path(request), name, slice_row)
         return _html_response(page)
 
     @app.get("/stream/{name}/reports/{number}")
@@ -152,7 +150,7 @@ def _add_dag_tabs(
         """The tab of a DAG. Airflow shows it on every DAG, also on those that are no streams."""
         _refuse_other_dags(reader, visitor, dag_id)
         stream_history = reader.stream_history(dag_id)
-        page = stream.render_stream_page(_mount_path(request), stream_history, reader.clock())
+        page = views.render_stream_page(_mount_path(request), stream_history, reader.clock())
         return _html_response(page)
 
     @app.get("/dag/{dag_id}/run")
@@ -166,7 +164,7 @@ def _add_dag_tabs(
             raise PageMissingError(f"{dag_id} has no run {run_id!r}")
         manifests, count = reader.entries_between(dag_id, span.began_seconds, span.ended_seconds)
         base = _mount_path(request)
-        page = entry.render_run_page(base, dag_id, run_id, manifests, span.state, count)
+        page = views.render_run_page(base, dag_id, run_id, manifests, span.state, count)
         return _html_response(page)
 
 
@@ -222,9 +220,7 @@ def _html_response(
 
 
 def _error_page(request: Request, title: str, message: str, status: int) -> Response:
-    lines = [safe_text(line) for line in message.splitlines()[:ERROR_LINES_MAX]]
-    body = [element("pre", "\n".join(lines))]
-    page = page_shell(_mount_path(request), title, [("Streams", "/")], "", body)
+    page = views.render_error_page(_mount_path(request), title, message)
     return _html_response(page, status)
 
 

@@ -3,7 +3,7 @@ Kafka nor Spark, and changes nothing.
 
 What does not change (a manifest, a stream file until it is edited) is read once.
 
-Next: storage/status_file.py reads the files; web/streams.py, web/stream.py and web/entry.py draw.
+Next: storage/status_file.py reads the files; web/views.py shows it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ from msgspec import Struct
 
 from seriatim import stream_files
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
-from seriatim.ledger.model import Ledger, Manifest
+from seriatim.ledger.entries import VerdictEntry
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Ledger
+from seriatim.operations.report import report_key
 from seriatim.operations.stream_status import StreamStatus, stream_status_now
 from seriatim.storage.status_file import StatusFiles
+from seriatim.storage.store import Store, open_store
 from seriatim.stream import STREAM_NAME
 from seriatim.stream_files import StreamFile
 
@@ -62,9 +66,9 @@ class PageReader:
     def __init__(self, folder: Path, clock: Callable[[], float]) -> None:
         self.folder = folder
         self.clock = clock
-        self._files = OrderedDict[str, tuple[int, StreamFile]]()
-        """By stream: the time at which its file was changed, and the file."""
-        self._ledgers = OrderedDict[str, tuple[str, Ledger]]()
+        self._files = OrderedDict[str, tuple[bytes, StreamFile]]()
+        """By stream: the content of its file, and what was loaded from it."""
+        self._ledgers = OrderedDict[str, tuple[str, Ledger | None]]()
         """By output folder and stream: the hash of the last manifest, and its ledger."""
         self._lock = Lock()
         """Guards both caches: the web server answers requests in several threads."""
@@ -85,7 +89,7 @@ class PageReader:
             witness = files.witness()
             ledger = None
             # The manifest is only read if entries were committed since the status was written.
-            if witness is not None and (status is None or status.sequence != witness[0]):
+            if witness is not None and (status is None or status.sequence != witness.sequence):
                 ledger = self._last_ledger(files)
         except (OSError, SeriatimError) as error:
             return StreamStatus(stream=name, verdict="unknown", trouble=str(error))
@@ -137,9 +141,11 @@ class PageReader:
         for later_sequence in range(sequence + 1, search_end + 1):
             later_manifest = files.manifest(later_sequence)
             entry = later_manifest.entry
+            if not isinstance(entry, VerdictEntry):
+                continue
             if entry.judged_after < sequence <= entry.judged_until:
                 verdicts.append(later_manifest)
-        has_report = self._report_path(files.root, sequence).is_file()
+        has_report = self._store(name).size(report_key(sequence)) is not None
         return SliceRow(manifest, ledger_before, verdicts, last_sequence, has_report)
 
     def read_report(self, name: str, sequence: int) -> bytes:
@@ -148,17 +154,17 @@ class PageReader:
         # Raises for an entry that does not exist, even if a file of that name does.
         files.manifest(sequence)
         try:
-            return self._report_path(files.root, sequence).read_bytes()
+            return self._store(name).read(report_key(sequence))
         except FileNotFoundError:
             return self._build_report(name, sequence)
 
     def _build_report(self, name: str, sequence: int) -> bytes:
         from seriatim.operations.report import build_report_page
-        from seriatim.operations.report_page import render_page
+        from seriatim.web.views import render_report
 
         slice_row = self.slice_row(name, sequence)
         report = build_report_page(name, slice_row.ledger_before, [slice_row.manifest])
-        return render_page(report).encode("utf-8", "backslashreplace")
+        return render_report(report).encode("utf-8", "backslashreplace")
 
     def stream_file(self, name: str) -> StreamFile:
         """The file of a stream, by its name. A ConfigError refuses names of other files."""
@@ -168,9 +174,9 @@ class PageReader:
             raise ConfigError(
                 f"there is no stream {name!r}", next="the list of streams has those that there are"
             )
-        changed_ns = path.stat().st_mtime_ns
+        content = path.read_bytes()
         return self._cached(
-            self._files, name, changed_ns, lambda: stream_files.load_stream(name, self.folder)
+            self._files, name, content, lambda: stream_files.load_stream(name, self.folder)
         )
 
     @staticmethod
@@ -179,18 +185,15 @@ class PageReader:
         witness = files.witness()
         if witness is None:
             return default
-        return witness[0]
+        return witness.sequence
 
     def _last_ledger(self, files: StatusFiles) -> Ledger | None:
         """The ledger as of the last entry; None: there is no entry."""
         witness = files.witness()
         if witness is None:
             return None
-        sequence, manifest_hash = witness
-        cache_key = f"{files.root}#{files.stream}"
-        return self._cached(
-            self._ledgers, cache_key, manifest_hash, lambda: files.manifest(sequence).ledger
-        )
+        cache_key = f"{files.store.url}#{files.stream}"
+        return self._cached(self._ledgers, cache_key, witness.sha256, files.last_ledger)
 
     def _cached(
         self,
@@ -218,8 +221,7 @@ class PageReader:
 
     @staticmethod
     def _status_files(file: StreamFile) -> StatusFiles:
-        return StatusFiles(Path(file.stream.output.path), file.stream.name)
+        return StatusFiles(open_store(file.stream.output.path), file.stream.name)
 
-    @staticmethod
-    def _report_path(root: Path, sequence: int) -> Path:
-        return root / "reports" / f"{sequence:010d}.html"
+    def _store(self, name: str) -> Store:
+        return open_store(self.stream_file(name).stream.output.path)

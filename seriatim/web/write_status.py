@@ -7,17 +7,18 @@ Next: operations/stream_status.py has the content of the file.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from seriatim.engine.files import StateStore
 from seriatim.errors import SeriatimError
 from seriatim.operations.status_file import build_saved_status
 from seriatim.operations.stream_status import SavedStatus
 from seriatim.operations.watch import WatchInput, WatchResult, assess_watch_input, read_watch_input
-from seriatim.ports import Clock, LedgerStore, Log, StateStore
+from seriatim.ports import Clock, LedgerStore, Log
 from seriatim.storage.status_file import StatusFiles
+from seriatim.storage.store import open_store
 
 if TYPE_CHECKING:
     from seriatim.stream_files import StreamFile
@@ -49,7 +50,7 @@ def write_status_file(
     is_after_run: bool = False,
 ) -> SavedStatus:
     """Write the status file from an observation of the stream, and return its content."""
-    files = StatusFiles(Path(file.stream.output.path))
+    files = StatusFiles(open_store(file.stream.output.path))
     status = build_saved_status(
         file.stream, watch_input, watch_result, has_run=is_after_run, previous=files.read_status()
     )
@@ -62,12 +63,13 @@ def write_status_file(
 
 def _count_open_gaps(file: StreamFile, store: LedgerStore, watch_input: WatchInput) -> int | None:
     """How many ranges of the output are not to be trusted; None: the table cannot be read."""
-    from seriatim.operations.derived_tables import read_gaps
+    from seriatim.operations.followers import read_gaps
     from seriatim.storage.derived_tables import DeltaDerived
+    from seriatim.storage.store import open_store
 
     if watch_input.ledger.sequence < 0:
         return 0
-    derived = DeltaDerived(Path(file.stream.output.path), file.stream.output.compression)
+    derived = DeltaDerived(open_store(file.stream.output.path))
     try:
         gaps = read_gaps(store, derived, watch_input.ledger)
         return sum(gap.closed is None for gap in gaps)

@@ -21,6 +21,7 @@ from seriatim.airflow.outcome import (
     outcome_file,
     read_outcome,
 )
+from seriatim.engine.failure import CommandOutcome, Failure
 from seriatim.errors import (
     BrokenPromiseError,
     ConfigError,
@@ -29,8 +30,7 @@ from seriatim.errors import (
     PlatformError,
     SeriatimError,
 )
-from seriatim.failure import CommandOutcome, Failure
-from tests.test_failure import ERRORS
+from tests.engine.test_failure import ERRORS
 
 
 @pytest.mark.parametrize(

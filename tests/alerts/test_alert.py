@@ -4,7 +4,7 @@ happens between.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -12,12 +12,15 @@ from msgspec.structs import replace
 from seriatim.alerts.alert import SendResult, observe_failure, observe_stream, send_alerts
 from seriatim.alerts.incidents import REPAIR, REPAIR_DAG, AlertState, Note
 from seriatim.alerts.mail import MailContext
+from seriatim.alerts.outbox import CLAIM_SECONDS, StoreOutbox
 from seriatim.engine import crash_points
 from seriatim.errors import PlatformError
 from seriatim.kafka.retention import RetentionRules
 from seriatim.ledger.commit import commit
-from seriatim.ledger.model import Change, Entry, EntryKind
-from seriatim.memory.mail import MemoryNotifier, MemoryOutbox
+from seriatim.ledger.entries import ENTRY_TYPES
+from seriatim.ledger.model import Change
+from seriatim.memory.mail import MemoryNotifier
+from seriatim.memory.store import MemoryStore
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.watch import watch_stream
 from seriatim.testing import MemoryStream
@@ -32,16 +35,22 @@ class Watcher:
     """A stream in memory, an outbox and a mail server."""
 
     def __init__(self, made: MemoryStream) -> None:
-        self.made, self.outbox, self.post = made, MemoryOutbox(), MemoryNotifier()
+        self.made, self.post = made, MemoryNotifier()
+        self.store = MemoryStore()
+        self.outbox = StoreOutbox(self.store, made.clock, "s", "/streams")
         self.place = PLACE
 
     def look(self, notifier: MemoryNotifier | None = None) -> SendResult:
         """Look once and tell."""
         made = self.made
         found = watch_stream(made.stream, made.kafka, made.ledger, made.files, made.clock)
-        told = observe_stream(made.stream, found, made.ledger, self.outbox.alert_state())
-        with self.outbox.lock():
-            return send_alerts(self.place, 12, told, self.outbox, notifier or self.post)
+        seen = self.outbox.stored_state()
+        told = observe_stream(made.stream, found, made.ledger, seen.alert_state)
+        return send_alerts(self.place, 12, told, seen, self.outbox, notifier or self.post)
+
+    def put(self, alert_state: AlertState) -> None:
+        """Store another alert state."""
+        self.outbox.put_alert_state(alert_state, self.outbox.stored_state().version)
 
     def fail(self, run: str = "r1", code: int = 3) -> None:
         """What Airflow leaves when a run failed."""
@@ -76,13 +85,11 @@ def repaired(
     for kind in kinds:
         head = made.ledger.head("s")
         assert head is not None
-        entry = Entry(
-            kind=cast("EntryKind", kind),
-            attempt="h",
-            hold="h",
-            changes=(change,),
-            **cast("Any", fields),
-        )
+        entry_type: Any = ENTRY_TYPES[kind]
+        own_fields = {
+            name: value for name, value in fields.items() if name in entry_type.__struct_fields__
+        }
+        entry = entry_type(attempt="h", hold="h", changes=(change,), **own_fields)
         commit(made.ledger, made.clock, head, entry)
 
 
@@ -153,7 +160,7 @@ def test_what_a_task_said_is_dropped_when_its_run_never_ends(hurt: Watcher) -> N
 
 def test_a_stream_begun_anew_tells_its_own_findings(hurt: Watcher) -> None:
     """Its output was deleted: the desk knows of more entries than the new ledger has."""
-    hurt.outbox.put_alert_state(AlertState(reported_sequence=100))
+    hurt.put(AlertState(reported_sequence=100))
     hurt.look()
     (mail,) = hurt.post.mails
     assert mail.subject == "[seriatim] s: GapError in in-a/0 at offset 3"
@@ -207,6 +214,8 @@ def test_a_crash_on_the_way_loses_nothing(hurt: Watcher, point: str) -> None:
     finally:
         crash_points.arm(None)
     hurt.look()
+    hurt.made.clock.sleep(CLAIM_SECONDS)
+    hurt.look()
     hurt.look()
     assert len({mail.id for mail in hurt.post.mails}) == 1
     assert len(hurt.post.mails) == (2 if point == "alert-sent" else 1)
@@ -220,15 +229,17 @@ def test_without_a_mail_server_mails_wait(hurt: Watcher) -> None:
         PLACE,
         12,
         observe_stream(made.stream, found, made.ledger, hurt.outbox.alert_state()),
+        hurt.outbox.stored_state(),
         hurt.outbox,
         None,
     )
     assert (len(told.waiting_mails), told.trouble) == (1, "no mail server is set")
-    nobody = MemoryOutbox()
+    nobody = StoreOutbox(MemoryStore(), made.clock, "s", "/streams")
     told = send_alerts(
         replace(PLACE, to=()),
         12,
         observe_stream(made.stream, found, made.ledger, AlertState()),
+        nobody.stored_state(),
         nobody,
         hurt.post,
     )
@@ -260,7 +271,12 @@ def test_a_stream_whose_file_broke_is_told_to_whom_it_named_before() -> None:
     error = PlatformError("no broker", next="retry")
     for after in (0.0, 700.0):
         send_alerts(
-            replace(PLACE, to=None), 12, observe_failure(error, after), watcher.outbox, watcher.post
+            replace(PLACE, to=None),
+            12,
+            observe_failure(error, after),
+            watcher.outbox.stored_state(),
+            watcher.outbox,
+            watcher.post,
         )
     (mail,) = watcher.post.mails
     assert mail.to == ("ops@example.org",)
@@ -273,7 +289,7 @@ def test_a_mail_that_is_refused_is_not_in_the_way_of_others(hurt: Watcher) -> No
     told = hurt.look()
     assert (len(told.sent_mails), len(told.waiting_mails)) == (0, 1)
     waiting = told.waiting_mails[0]
-    hurt.outbox.put_alert_state(
+    hurt.put(
         replace(
             hurt.outbox.alert_state(), mails=(waiting, replace(waiting, id="2", subject="another"))
         )
@@ -291,11 +307,11 @@ def test_a_mail_that_is_refused_is_not_in_the_way_of_others(hurt: Watcher) -> No
 def test_a_mail_that_cannot_be_kept_is_sent_all_the_same(hurt: Watcher) -> None:
     """A full disk hurts more than the outbox, so a person hears of it, if at every look."""
 
-    class Full(MemoryOutbox):
-        def put_alert_state(self, alert_state: AlertState) -> None:  # noqa: ARG002  # as the port has it
+    class Full(StoreOutbox):
+        def put_alert_state(self, alert_state: AlertState, version_before: int) -> int:  # noqa: ARG002  # as the port has it
             raise PlatformError("no room")
 
-    hurt.outbox = Full(saved_state=hurt.outbox.saved_state)
+    hurt.outbox = Full(hurt.store, hurt.made.clock, "s", "/streams")
     for count in (1, 2):
         with pytest.raises(PlatformError, match="no room"):
             hurt.look()
@@ -355,8 +371,8 @@ def test_a_mail_that_is_refused_for_two_days_is_put_aside(hurt: Watcher) -> None
     hurt.made.clock.sleep(HOUR)
     told = hurt.look()
     assert (told.waiting_mails, hurt.outbox.alert_state().mails) == ([], ())
-    (aside,) = hurt.outbox.refused_mails
-    assert told.refused_mail_paths == [f"refused/{aside.id}"]
+    (aside,) = [key for key in hurt.store.objects if "/refused/" in key]
+    assert told.refused_mail_paths == [f"{hurt.store.url}/{aside}"]
     assert not hurt.look().refused_mail_paths
 
 

@@ -11,16 +11,14 @@ from seriatim.alerts.incidents import (
     REPAIR_DAG,
     Alert,
     AlertState,
-    Concern,
     Note,
     Observation,
     runs_without_an_end,
     update_incidents,
 )
-from seriatim.engine.findings import Finding, FindingsError, new_findings_error
-from seriatim.failure import Failure
-from seriatim.ledger.model import Ledger
-from seriatim.ledger.verdicts import FailedRange, refuse_open_circuit
+from seriatim.engine.failure import Failure
+from seriatim.engine.findings import Concern, Finding, FindingsError, new_findings_error
+from seriatim.ledger.model import FailedRange, Ledger, refuse_open_circuit
 
 HOUR = 3600.0
 HALTED = Concern(kind="halted", location="a/0", text="halted at offset 3", next="look")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from seriatim.alerts.incidents import Alert, Concern, Incident, Note
+from seriatim.alerts.incidents import Alert, Incident, Note
 from seriatim.alerts.mail import FINDINGS_LISTED_MAX, MailContext, compose_mail
-from seriatim.engine.findings import Finding
+from seriatim.engine.findings import Concern, Finding
 
 PLACE = MailContext(stream="orders", to=("ops@example.org",), airflow_url="http://localhost:8080/")
 GAP = Finding(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seriatim.cli.break_points import BreakPoint, Stepper, find_stops
-from seriatim.operations.inspect.expression import parse_expression
+from seriatim.operations.inspect.condition import parse_condition
 from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.trace_step import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
 from seriatim.testing import MemoryStream
@@ -43,9 +43,9 @@ def set_out(made: MemoryStream, offset: int = 0, name: str = "s") -> SessionRepl
 def wanting(text: str | None = None, **more: Any) -> BreakPoint:
     """Where to stop."""
     return BreakPoint(
-        expression=None
+        condition=None
         if text is None
-        else parse_expression(text, (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD)),
+        else parse_condition(text, (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD)),
         **more,
     )
 
@@ -187,7 +187,7 @@ def test_whether_it_is_set_aside_means_before_the_message(name: str, beside: str
     gone = session_replay(made)
     gone.begin_at(0)
     wanted = BreakPoint(
-        expression=parse_expression(f"{name}{beside}", (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD))
+        condition=parse_condition(f"{name}{beside}", (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD))
     )
     found = []
     for one in find_stops(gone, gone.committed_end, wanted):

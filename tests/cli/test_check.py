@@ -18,8 +18,8 @@ from deltalake import DeltaTable
 
 from seriatim import config
 from seriatim.engine.crash_points import CHECK_POINTS
+from seriatim.engine.failure import CommandOutcome
 from seriatim.errors import ConfigError, IntegrityError
-from seriatim.failure import CommandOutcome
 from seriatim.operations.prove import suite_files
 from seriatim.stream import OutputSettings, Stream
 from tests.cli.test_publish import STREAM, typed

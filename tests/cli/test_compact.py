@@ -19,7 +19,8 @@ from seriatim import cli
 from seriatim.engine.crash_points import COMPACT_POINTS
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import commit
-from seriatim.ledger.model import Change, Entry
+from seriatim.ledger.entries import HoldEntry
+from seriatim.ledger.model import Change
 from tests.cli.test_verify import STREAM
 from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.test_compact_on_files import files, head_of, records
@@ -123,7 +124,7 @@ def test_held_partitions_are_told(lake: DiskStream, run: Run) -> None:
         lake.ledger,
         lake.clock,
         head_of(lake),
-        Entry(kind="hold", attempt="h", hold="h", changes=(change,)),
+        HoldEntry(attempt="h", hold="h", changes=(change,)),
     )
     code, out, err = run("compact", "s.toml", "--json")
     assert (code, json.loads(out)["held"]) == (0, ["in-a/0"])

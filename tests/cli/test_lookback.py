@@ -27,7 +27,7 @@ from seriatim.errors import ConfigError, IntegrityError
 from seriatim.operations.inspect.diff import DiffResult, RecordDifference
 from seriatim.operations.inspect.replay import ReplayOutput
 from seriatim.stream_files import StreamFile, load_runner, load_stream
-from tests.operations.lookback_helper import head_of, replay_context_of, session_replay, trace_steps
+from tests.operations.lookback_helper import head_of, session_replay, trace_steps
 from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
 
 STREAM = """
@@ -94,7 +94,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ["replay", "s", "x", "--machine", "a:B", "--step"],
             "stops in one session, or goes into a folder",
         ),
-        (["replay", "s", "x", "--break", "exec('1')"], "is refused"),
+        (["replay", "s", "x", "--break", "nobody == 1"], "is refused"),
         (
             ["replay", "s", "x", "--break", "1", "--to", "/tmp/nowhere-at-all"],
             "a break point is for one",
@@ -269,7 +269,7 @@ def test_a_time_of_which_kafka_knows_nothing_is_refused() -> None:
     made = create_filled_stream(1)
     send(made, A0, 3, 4)
     made.run()
-    opened = LookbackCommand(StreamFile(made.stream, ""), replay_context_of(made), head_of(made))
+    opened = LookbackCommand(StreamFile(made.stream, ""), made.open(), head_of(made))
     assert [opened.resolve_point(session_replay(made), render_time(ms)) for ms in (0, 3, 9)] == [
         0,
         3,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from seriatim.airflow.run_request import parse_run_request
 from seriatim.cli.repair import _backfill_command
 from seriatim.cli.repair_screen import _print_plan, describe_remaining_finding, run_repair
 from seriatim.engine.findings import Finding
@@ -13,8 +12,8 @@ from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Halt
 from seriatim.operations.repair.plan import LiftHaltAction, RepairPlan, RepairRequest
-from seriatim.stream_files import StreamFile
-from tests.operations.repair_helper import create_sliced_stream, repair_context_of
+from seriatim.operations.run_request import parse_run_request
+from tests.operations.repair_helper import create_sliced_stream
 
 
 @pytest.mark.parametrize(
@@ -99,12 +98,10 @@ def test_a_partition_that_is_not_known_is_refused_before_it_is_announced(
 ) -> None:
     """Nothing says that its files are checked."""
     made = create_sliced_stream()
-    context = repair_context_of(made)
+    context = made.open()
     with pytest.raises(ConfigError):
         run_repair(
-            StreamFile(made.stream, "."),
-            context,
-            None,  # type: ignore[arg-type]
+            context,  # type: ignore[arg-type]  # it is refused before Spark is needed
             RepairRequest(partition=name),
             apply=False,
             apply_command="",

@@ -11,6 +11,8 @@ from seriatim import cli, clock, context
 from seriatim.engine.offsets import Partition
 from seriatim.kafka.retention import RetentionRules
 from seriatim.memory.mail import MemoryNotifier
+from seriatim.operations.watch import WatchResult
+from seriatim.stream_files import StreamFile
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import create_filled_stream, send
 
@@ -194,6 +196,54 @@ def test_what_needs_a_person_is_mailed_once(
         "[seriatim] s: time left in-a/0: 2 h 0 min until Kafka drops offset 3."
     )
     assert "mailed to ops@example.org: [seriatim] s: time left" in capsys.readouterr().err
+
+
+def test_a_watch_that_was_overtaken_looks_again_and_mails_nothing_twice(
+    made: MemoryStream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Another one decided during its look. Its result is printed once, as always."""
+    from seriatim.cli.watch import WatchRound
+
+    post = told(tmp_path, made, monkeypatch)
+    watch = WatchRound._watch
+    looks: list[str] = []
+
+    def overtaken(watch_round: WatchRound, file: StreamFile) -> WatchResult:
+        looks.append(file.stream.name)
+        watch_result = watch(watch_round, file)
+        if len(looks) == 1:
+            WatchRound(watch_round.settings, json=False).watch_stream("s", mail=True)
+            capsys.readouterr()
+        return watch_result
+
+    monkeypatch.setattr(WatchRound, "_watch", overtaken)
+    assert code("watch", "--once") == 3
+    assert (len(post.mails), len(looks)) == (1, 3)
+    shown = capsys.readouterr()
+    assert (shown.out.count("lag 1"), shown.err) == (1, "")
+
+
+def test_a_stream_that_others_never_leave_alone_is_exit_4(
+    made: MemoryStream,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It is said, and nothing is mailed."""
+    from seriatim.alerts.incidents import OutboxChangedError
+    from seriatim.alerts.outbox import StoreOutbox
+
+    def overtaken(*_: object) -> int:
+        raise OutboxChangedError("the outbox was changed by another watch")
+
+    post = told(tmp_path, made, monkeypatch)
+    monkeypatch.setattr(StoreOutbox, "put_alert_state", overtaken)
+    assert code("watch", "--once") == 4
+    assert post.mails == []
+    assert "s: OutboxChangedError: the outbox was changed" in capsys.readouterr().out
 
 
 def test_mails_that_wait_are_said_and_are_exit_4(

@@ -13,12 +13,12 @@ from typing import Any
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.delta_store import DeltaLedger
-from seriatim.operations.run import FoldRun
 from seriatim.storage.derived_tables import DeltaDerived
 from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.state_files import ParquetState
+from seriatim.storage.store import LocalStore
 from seriatim.stream import OutputSettings, Stream, TableSettings
-from seriatim.testing import MemoryStream
+from seriatim.testing import MemoryStream, OpenMemoryStream
 
 COLUMNS = {"id": "string", "v": "int64", "at": "timestamp", "cost": "decimal(9,2)"}
 
@@ -27,8 +27,8 @@ class DiskFiles(ParquetRecords, ParquetState):
     """Record and state files in one, as the fake has them."""
 
     def __init__(self, root: Path, columns: dict[str, str], leave_out: tuple[str, ...]) -> None:
-        ParquetRecords.__init__(self, root, columns, "zstd", leave_out)
-        ParquetState.__init__(self, root, "s")
+        ParquetRecords.__init__(self, LocalStore(root), columns, "zstd", leave_out)
+        ParquetState.__init__(self, LocalStore(root), "s")
 
 
 class DiskStream(MemoryStream):
@@ -56,13 +56,14 @@ class DiskStream(MemoryStream):
         """Open files and ledger, as a new process does."""
         columns, parts = self.runner.columns, self.stream.output.partition_by
         self.files: Any = DiskFiles(self.root, columns, parts)
-        self.ledger: Any = DeltaLedger(self.root, record_schema(columns), parts)
-        self.derived: Any = DeltaDerived(self.root, "zstd")
+        store = LocalStore(self.root)
+        self.ledger: Any = DeltaLedger(store, record_schema(columns), parts)
+        self.derived: Any = DeltaDerived(store, "zstd")
 
-    def folding(self, runner: Runner | None = None) -> FoldRun:
-        """One run."""
+    def open(self, runner: Runner | None = None) -> OpenMemoryStream:
+        """Open the stream, as a process of its own does."""
         self._open()
-        return super().folding(runner)
+        return super().open(runner)
 
     def send(self, place: str, session: str, *values: Any) -> None:
         """Send messages: a list is a snapshot of these rows, None a delete of row a, a number an

@@ -11,15 +11,19 @@ from pathlib import Path
 import pyarrow as pa
 from deltalake import DeltaTable, write_deltalake
 
+from seriatim.engine.files import File
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import FoldOutput
 from seriatim.ledger.commit import build_manifest, start_ledger
 from seriatim.ledger.delta_store import DeltaLedger
-from seriatim.ledger.model import Change, Entry, File, Ledger, encode_manifest
+from seriatim.ledger.entries import Entry, SliceEntry
+from seriatim.ledger.manifests import Manifest, ManifestReference
+from seriatim.ledger.model import Change, Ledger
 from seriatim.memory import MemoryClock, MemoryFiles, MemoryLedger
 from seriatim.ports import LedgerHead
 from seriatim.storage.record_files import ParquetRecords, record_schema
+from seriatim.storage.store import LocalStore
 
 P, Q = Partition("in-a", 0), Partition("in-a", 1)
 
@@ -50,10 +54,10 @@ class MemorySide:
         self.store.foreign_commit()
 
     def lose(self, path: str) -> None:
-        (self.files.files if path in self.files.files else self.store.manifests).pop(path)
+        (self.files.files if path in self.files.files else self.store.store.objects).pop(path)
 
     def damage(self, path: str) -> None:
-        self.store.manifests[path] += b" "
+        self.store.store.objects[path] += b" "
 
     def active(self) -> list[str]:
         return [file.path for file in self.store.files_now()]
@@ -64,11 +68,11 @@ class RealSide:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.files = ParquetRecords(root, COLUMNS, "zstd", ())
+        self.files = ParquetRecords(LocalStore(root), COLUMNS, "zstd", ())
         self.store = self.again()
 
     def again(self) -> DeltaLedger:
-        return DeltaLedger(self.root, record_schema(COLUMNS))
+        return DeltaLedger(LocalStore(self.root), record_schema(COLUMNS))
 
     def foreign_append(self) -> None:
         table = DeltaTable(self.root / "records")
@@ -110,9 +114,7 @@ def slice_entry(
     frontier: int, until: int, *files: File, attempt: str = "a1", partition: Partition = P
 ) -> Entry:
     """An entry of a slice."""
-    return Entry(
-        kind="slice", attempt=attempt, changes=(change(partition, frontier, until, *files),)
-    )
+    return SliceEntry(attempt=attempt, changes=(change(partition, frontier, until, *files),))
 
 
 def start_side(side: Side) -> LedgerHead:
@@ -136,15 +138,21 @@ def prepare_commit(side: Side, head: LedgerHead | None, entry: Entry) -> Callabl
     """A commit that is ready to be tried, without rules and without a second try. Calling it gives
     the manifest's hash.
     """
-    after, manifest = build_manifest(entry, NOTHING if head is None else head.ledger)
-    path, sha256 = side.store.put_manifest(after.sequence, encode_manifest(manifest))
+    manifest = build_manifest(entry, NOTHING if head is None else head.ledger)
+    reference = side.store.put_manifest(manifest)
     store = side.again()
 
     def attempt() -> str:
-        store.compare_and_set(head, manifest.entry, path, sha256)
-        return sha256
+        store.compare_and_set(head, manifest.entry, reference)
+        return reference.sha256
 
     return attempt
+
+
+def put_uncommitted_manifest(side: Side, sequence: int, attempt: str = "lost") -> ManifestReference:
+    """Store a manifest that no commit names."""
+    entry = SliceEntry(attempt=attempt, sequence=sequence)
+    return side.store.put_manifest(Manifest(entry=entry, ledger=NOTHING))
 
 
 def frontier(side: Side) -> tuple[int, int]:

@@ -12,13 +12,14 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from seriatim.engine.files import UnfitRecordsError
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session, SessionEndRecords
 from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.memory import MemoryFiles, MemoryLedger
-from seriatim.ports import UnfitRecordsError
 from seriatim.storage.record_files import ParquetRecords
 from seriatim.storage.state_files import ParquetState
+from seriatim.storage.store import LocalStore
 
 A3 = Partition("in-a", 3)
 COLUMNS = {"op": "string", "id": "string", "n": "int64"}
@@ -33,7 +34,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
         return files, lambda file: files.read(file).rows
     leave_out = ("topic",) if "without" in request.param else ()
     return ParquetRecords(
-        tmp_path, COLUMNS, "zstd", leave_out
+        LocalStore(tmp_path), COLUMNS, "zstd", leave_out
     ), lambda file: pq.ParquetFile(tmp_path / file.path).read().to_pylist()
 
 
@@ -87,7 +88,9 @@ def test_values_that_do_not_fit_are_named(store: Made) -> None:
 @pytest.mark.parametrize("kind", ["memory", "parquet"])
 def test_every_session_comes_once_and_newest(kind: str, tmp_path: Path) -> None:
     """However many files there are."""
-    files: Any = MemoryFiles(COLUMNS) if kind == "memory" else ParquetState(tmp_path, "s")
+    files: Any = MemoryFiles(COLUMNS)
+    if kind != "memory":
+        files = ParquetState(LocalStore(tmp_path), "s")
     first = files.save(
         A3, "0-0-a", {f"s{i}": Session(state_bytes=b"old", timestamp=1) for i in range(5)}, ()
     )
@@ -101,7 +104,7 @@ def test_every_session_comes_once_and_newest(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["memory", "delta"])
 def test_a_witness_is_moved_aside(kind: str, tmp_path: Path) -> None:
     """It is a witness no more, and what it was is not lost."""
-    ledger: Any = MemoryLedger() if kind == "memory" else DeltaLedger(tmp_path)
+    ledger: Any = MemoryLedger() if kind == "memory" else DeltaLedger(LocalStore(tmp_path))
     ledger.put_witness(5, "ab" * 32)
     path = ledger.archive_witness("because")
     assert ledger.witness() is None

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.ledger.model import File
+from seriatim.engine.records import RowKeySpec
 from seriatim.memory.check import MemoryChecker, MemorySight
-from seriatim.operations.prove.check import CheckResult, check_stream
+from seriatim.operations.prove.check import CheckResult
 from seriatim.operations.prove.evidence import (
     Evidence,
     EvidenceRequest,
@@ -27,8 +28,9 @@ from seriatim.operations.prove.suite import Expectation, Suite
 from seriatim.operations.prove.verdict_rules import BrokenCheckError, Checker, Judgement
 from seriatim.ports import UnreadableFileError
 from seriatim.storage.record_scan import RecordScan
+from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
-from tests.operations.check_helper import check_context_of, shipped_suites, values_between
+from tests.operations.check_helper import run_check, shipped_suites, values_between
 
 P = Partition("t", 0)
 FILE = File("records/t/0/f.parquet", 1, 0, "", 0, 9)
@@ -47,12 +49,16 @@ SCHEMA = pa.schema(
         ("before_v", pa.int64()),
     ]
 )
+ROW_KEY = RowKeySpec(
+    key=("id",),
+    columns=("id", "v"),
+    deleted_when={"op": "delete"},
+    has_before_images=True,
+)
 WANTED = EvidenceRequest(
     partition=P,
     first_new_offsets={"new": 0},
-    key_columns=("id",),
-    columns=("id", "v"),
-    has_before_images=True,
+    row_key_spec=ROW_KEY,
 )
 
 
@@ -82,10 +88,10 @@ ROWS = [
 @pytest.fixture(scope="module")
 def library() -> Callable[..., GreatExpectations]:
     """Great expectations, imported once."""
-    first = GreatExpectations(Path("nowhere"))
+    first = GreatExpectations(LocalStore(Path("nowhere")))
 
     def at(root: Path, rows_at_once: int = 250_000) -> GreatExpectations:
-        made = GreatExpectations(root, rows_at_once)
+        made = GreatExpectations(LocalStore(root), rows_at_once)
         made._library, made._batch_definition = first._library, first._batch_definition
         return made
 
@@ -106,7 +112,7 @@ def looking(request: pytest.FixtureRequest, tmp_path: Path, library: Any) -> Any
         pq.write_table(
             pa.Table.from_pylist(rows, schema=SCHEMA), path, row_group_size=rows_per_group
         )
-        return RecordScan(tmp_path), library(tmp_path)
+        return RecordScan(LocalStore(tmp_path)), library(tmp_path)
 
     return over
 
@@ -117,11 +123,7 @@ def walked(
     """A walk through one file."""
     files, walk = (
         RecordFilesCheck(P),
-        RowFold(
-            wanted.columns,
-            lambda _life, _names: was or {},
-            has_before_images=wanted.has_before_images,
-        ),
+        RowFold(wanted.row_key_spec or ROW_KEY, lambda _life, _names: was or {}),
     )
     for part in files.check_parts(FILE, sight.scan(FILE, wanted)):
         walk.fold_part(part, FILE.path)
@@ -199,9 +201,7 @@ def test_old_records_and_other_sessions_are_left_out(looking: Any) -> None:
         EvidenceRequest(
             partition=P,
             first_new_offsets={"new": 2},
-            key_columns=("id",),
-            columns=("id", "v"),
-            has_before_images=True,
+            row_key_spec=ROW_KEY,
         ),
     )
     assert (files.new_rows, len(walk.tables)) == (21, 21)
@@ -211,8 +211,9 @@ def test_old_records_and_other_sessions_are_left_out(looking: Any) -> None:
             EvidenceRequest(
                 partition=P,
                 first_new_offsets={"new": 0},
-                key_columns=("id",),
-                columns=("id",),
+                row_key_spec=RowKeySpec(
+                    key=("id",), columns=("id",), deleted_when={"op": "delete"}
+                ),
                 bucket=(number, 3),
             ),
         )[1]
@@ -226,7 +227,11 @@ def test_composite_keys_are_kept_apart(looking: Any) -> None:
     """(a, 1) and (a, 2) are two rows."""
     sight, _ = looking([row(0, v=1), row(1, v=2), row(2, v=1)])
     wanted = EvidenceRequest(
-        partition=P, first_new_offsets={"new": 0}, key_columns=("id", "v"), columns=("id", "v")
+        partition=P,
+        first_new_offsets={"new": 0},
+        row_key_spec=RowKeySpec(
+            key=("id", "v"), columns=("id", "v"), deleted_when={"op": "delete"}
+        ),
     )
     assert set(walked(sight, wanted)[1].tables["new", "x"]) == {("a", 1), ("a", 2)}
 
@@ -366,16 +371,16 @@ def test_a_damaged_file_is_unreadable(tmp_path: Path, library: Any) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"PAR1 nothing")
     with pytest.raises(UnreadableFileError, match=r"f\.parquet"):
-        list(RecordScan(tmp_path).scan(FILE, WANTED))
+        list(RecordScan(LocalStore(tmp_path)).scan(FILE, WANTED))
     with pytest.raises(UnreadableFileError, match=r"f\.parquet"):
         library(tmp_path).check_records(Suite("s", (EXPECTED[0][0],)), P, [FILE], {"new": 0})
 
 
 def on_disk(made: DiskStream, library: Any, *own: Expectation) -> CheckResult:
     """Check a stream on disk."""
-    real = {"record_scanner": RecordScan(made.root), "checker": library(made.root)}
-    made._open()
-    return check_stream(check_context_of(made, *own, **real))
+    return run_check(
+        made, *own, checker=library(made.root), record_scanner=RecordScan(LocalStore(made.root))
+    )
 
 
 @pytest.mark.parametrize("parts", [(), ("topic", "partition")])

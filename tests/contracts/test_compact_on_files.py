@@ -12,19 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import commit
-from seriatim.ledger.model import Change, Entry, File
-from seriatim.operations.accept import DecisionContext as Deciding
+from seriatim.ledger.entries import CompactEntry
+from seriatim.ledger.model import Change
 from seriatim.operations.accept import accept_topic
-from seriatim.operations.compact import CompactResult, compact_stream
+from seriatim.operations.compact import CompactResult
 from seriatim.operations.sweep import sweep_dead
 from seriatim.ports import LedgerHead
-from seriatim.storage.files import file_digest
 from seriatim.storage.rewrite import ParquetRewriter
+from seriatim.storage.store import LocalStore, digest_object
 from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.verify_helper import verify
-from tests.operations.compact_helper import DAY, compact_context_of
+from tests.operations.compact_helper import DAY, run_compaction
 
 A0, A1, B0 = (Partition.parse(place) for place in ("in-a/0", "in-a/1", "in-b/0"))
 
@@ -33,13 +34,8 @@ def compacted(
     made: DiskStream, only: Partition | None = None, *, bytes_target: int = 1 << 20
 ) -> CompactResult:
     """One compaction, as a process of its own would make it."""
-    made._open()
-    return compact_stream(
-        compact_context_of(
-            made, bytes_target=bytes_target, rewriter=ParquetRewriter(made.root, "s")
-        ),
-        only,
-    )
+    rewriter = ParquetRewriter(LocalStore(made.root), "s")
+    return run_compaction(made, only, bytes_target=bytes_target, rewriter=rewriter)
 
 
 def records(root: Path, version: int | None = None) -> list[dict[str, Any]]:
@@ -120,17 +116,7 @@ def test_lives_of_a_topic_stay_apart(tmp_path: Path) -> None:
     made.kafka.delete("in-a")
     made.kafka.create("in-a", 2)
     made.run()
-    deciding = Deciding(
-        stream=made.stream,
-        runner=made.runner,
-        log=made.kafka,
-        ledger=made.ledger,
-        records=made.files,
-        state=made.files,
-        clock=made.clock,
-        new_attempt=lambda: "decided",
-    )
-    accept_topic(deciding, "in-a", "moved")
+    accept_topic(made.open(), "in-a", "moved")
     made._sequences.clear()
     made.send("in-a/0", "x", ["a", "z"], 5, 6)
     made.run()  # one file, by an entry before the one that compacts the old life
@@ -220,7 +206,7 @@ def shattered(made: DiskStream, pieces: int) -> None:
         path = f"records/{A0}/compact-shattered-{number}.parquet"
         pq.write_table(part, made.root / path, write_page_checksum=True, compression="zstd")
         offsets = part.column("offset")
-        size, digest = (made.root / path).stat().st_size, file_digest(made.root / path)
+        size, digest = (made.root / path).stat().st_size, digest_object(LocalStore(made.root), path)
         parts.append(File(path, size, len(part), digest, offsets[0].as_py(), offsets[-1].as_py()))
     change = Change(
         partition=A0,
@@ -231,9 +217,7 @@ def shattered(made: DiskStream, pieces: int) -> None:
         initial_frontier=0,
         records=tuple(parts),
     )
-    entry = Entry(
-        kind="compact", attempt="shattered", changes=(change,), removed_paths=(whole.path,)
-    )
+    entry = CompactEntry(attempt="shattered", changes=(change,), removed_paths=(whole.path,))
     commit(made.ledger, made.clock, head, entry)
 
 

@@ -14,11 +14,12 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from seriatim.engine.offsets import Partition
-from seriatim.engine.record_kinds import RowKeySpec
+from seriatim.engine.records import RowKeySpec
 from seriatim.errors import IntegrityError, PlatformError
 from seriatim.operations.publish import publish_current
 from seriatim.storage.current_table import DeltaCurrent
 from seriatim.storage.record_files import record_schema
+from seriatim.storage.store import LocalStore
 from seriatim.stream import TableSettings
 from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.sim.rewriting import Rewriter
@@ -28,7 +29,7 @@ def current_of(made: DiskStream, keyed: RowKeySpec | None = None) -> DeltaCurren
     """The table as a process of its own opens it."""
     keyed = keyed or made.runner.row_key_spec
     assert keyed is not None
-    return DeltaCurrent(made.root, "s", record_schema(made.runner.columns), keyed)
+    return DeltaCurrent(LocalStore(made.root), "s", record_schema(made.runner.columns), keyed)
 
 
 def rows(made: DiskStream) -> list[dict[str, Any]]:
@@ -336,6 +337,6 @@ def test_records_are_reduced_as_they_are_read(
     made = create_filled_output(tmp_path)
     publish_current("s", made.ledger, current_of(made))
     expected = rows(made)
-    monkeypatch.setattr("seriatim.storage.rows.BUFFERED_ROWS_MAX", 2)
+    monkeypatch.setattr("seriatim.storage.record_rows.BUFFERED_ROWS_MAX", 2)
     publish_current("s", made.ledger, current_of(made), rebuild=True)
     assert rows(made) == expected

@@ -16,12 +16,12 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.session import QuarantinedMessage
 from seriatim.errors import IntegrityError, PlatformError
 from seriatim.ledger.gaps import Gap, QuarantineFile
-from seriatim.ledger.model import Ledger
 from seriatim.memory import MemoryDerived, MemoryFiles
-from seriatim.ports import CommitConflictError, DerivedTableName
+from seriatim.ports import CommitConflictError, DerivedTableName, EntryMark
 from seriatim.storage import derived_tables as real
 from seriatim.storage.derived_tables import DeltaDerived
 from seriatim.storage.record_files import QUARANTINE_FILE_SCHEMA, ParquetRecords
+from seriatim.storage.store import LocalStore
 
 P, OTHER = Partition("in-a", 0), Partition("in-a", 1)
 RELEASE = ("released_by", "released_how", "released_offset")
@@ -74,17 +74,17 @@ def kit(request: pytest.FixtureRequest, tmp_path: Path) -> Kit:
 def on_disk(root: Path) -> Kit:
     """The real store."""
     return Kit(
-        DeltaDerived(root),
-        ParquetRecords(root, {}, "zstd", ()),
+        DeltaDerived(LocalStore(root)),
+        ParquetRecords(LocalStore(root), {}, "zstd", ()),
         lambda table: (
             DeltaTable(root / table).to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
         ),
     )
 
 
-def at(sequence: int) -> Ledger:
-    """A ledger as of an entry."""
-    return Ledger(stream="s", sequence=sequence, sha256=f"sha-{sequence}")
+def at(sequence: int) -> EntryMark:
+    """An entry."""
+    return EntryMark(sequence, f"sha-{sequence}")
 
 
 def gap(start: int, until: int | None = None, opened: int = 0, **fields: Any) -> Gap:

@@ -14,10 +14,10 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seriatim.engine.files import Digests
 from seriatim.engine.messages import MessageBatch
 from seriatim.errors import BrokenPromiseError
 from seriatim.memory import MemoryDigests
-from seriatim.ports import Digests
 from seriatim.storage.arrow import ArrowDigests, ArrowMessageBatch, message_batches
 
 Content = list[tuple[bytes | None, bytes | None]]

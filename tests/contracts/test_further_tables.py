@@ -18,18 +18,19 @@ from seriatim.engine.crash_points import arm
 from seriatim.engine.machine import Machine, Runner, UserMachine
 from seriatim.errors import ConfigError
 from seriatim.ledger.delta_store import DeltaLedger
-from seriatim.operations.derived_tables import catch_up_derived
-from seriatim.operations.prove.verify import Verification, VerifyResult, foldable
+from seriatim.operations.followers import catch_up_derived
+from seriatim.operations.prove.folded_rows import state_row_reader
+from seriatim.operations.prove.verify import Verification, VerifyResult
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.repair import RepairRun, plan_repair
-from seriatim.operations.run import FoldRun
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.derived_tables import DeltaDerived
 from seriatim.storage.further_tables import DeltaOutputs
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.state_files import ParquetState
-from seriatim.testing import MemoryStream
+from seriatim.storage.store import LocalStore
+from seriatim.testing import MemoryStream, OpenMemoryStream
 from tests.integration.lab import _toml as toml
 from tests.operations.market_machine import (
     Book,
@@ -42,7 +43,6 @@ from tests.operations.market_machine import (
     stream_of,
 )
 from tests.operations.memory_streams import A0, A1
-from tests.operations.repair_helper import repair_context_of
 from tests.operations.test_crash_points import Killed, killer
 from tests.operations.test_further_tables import head, straight, tables
 
@@ -52,9 +52,9 @@ class MarketFiles(ParquetRecords, ParquetState):
 
     def __init__(self, root: Path, runner: Runner, parts: tuple[str, ...]) -> None:
         ParquetRecords.__init__(
-            self, root, runner.columns, "zstd", parts, other_tables=runner.other_columns
+            self, LocalStore(root), runner.columns, "zstd", parts, other_tables=runner.other_columns
         )
-        ParquetState.__init__(self, root, "s")
+        ParquetState.__init__(self, LocalStore(root), "s")
 
 
 class DiskMarket(MemoryStream):
@@ -73,15 +73,14 @@ class DiskMarket(MemoryStream):
         runner = machine()
         schemas = {table: record_schema(columns) for table, columns in runner.other_columns.items()}
         self.files: Any = MarketFiles(self.root, runner, self.parts)
-        self.ledger: Any = DeltaLedger(self.root, record_schema(runner.columns), self.parts)
-        self.derived: Any = DeltaDerived(
-            self.root, "zstd", DeltaOutputs(self.root, schemas, self.parts)
-        )
+        store = LocalStore(self.root)
+        self.ledger: Any = DeltaLedger(store, record_schema(runner.columns), self.parts)
+        self.derived: Any = DeltaDerived(store, "zstd", DeltaOutputs(store, schemas, self.parts))
 
-    def folding(self, runner: Runner | None = None) -> FoldRun:
-        """One run, as a process of its own."""
+    def open(self, runner: Runner | None = None) -> OpenMemoryStream:
+        """Open files and ledger, as a process of its own does."""
         self._open()
-        return super().folding(runner)
+        return super().open(runner)
 
     def rows(self, _: Any = None) -> list[dict[str, Any]]:
         """What any Delta reader sees."""
@@ -103,7 +102,7 @@ class DiskMarket(MemoryStream):
 
 def verified(made: DiskMarket, *, everything: bool = True) -> VerifyResult:
     """What verify says."""
-    return Verification("s", FileAudit(made.root), from_first_entry=everything).run()
+    return Verification("s", FileAudit(LocalStore(made.root)), from_first_entry=everything).run()
 
 
 def expected(made: DiskMarket) -> dict[str, Any]:
@@ -133,9 +132,9 @@ def fold_own_records(
     made: DiskMarket, kind: type[Market], *, everything: bool = True
 ) -> VerifyResult:
     """What verify says of records that it folds by this machine."""
-    table = foldable(UserMachine("markets:Market", kind))
+    table = state_row_reader(UserMachine("markets:Market", kind))
     return Verification(
-        "s", FileAudit(made.root), table_spec=table, from_first_entry=everything
+        "s", FileAudit(LocalStore(made.root)), row_reader=table, from_first_entry=everything
     ).run()
 
 
@@ -267,10 +266,7 @@ def test_publish_brings_them_up_too(made: DiskMarket, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("made", [(), ("topic",)], indirect=True, ids=["plain", "partitioned"])
 def test_a_repair_replaces_files_in_all_tables(made: DiskMarket) -> None:
     """And verify is content with what came of it."""
-    tools = repair_context_of(made)
-    tools = replace(
-        tools, fold_context=replace(tools.fold_context, joiner=ParquetJoiner(made.root, "s"))
-    )
+    tools = made.open().with_ports(joiner=ParquetJoiner(LocalStore(made.root), "s"))
     before = {
         file
         for uri in DeltaTable(made.root / "records-trade").file_uris()
@@ -347,8 +343,7 @@ def test_verify_knows_these_rooms(made: DiskMarket) -> None:
 
 def test_other_columns_are_refused(made: DiskMarket) -> None:
     """Before anything of them is written."""
-    outputs = DeltaOutputs(
-        made.root, {"trade": record_schema({"number": "int64", "price": "string"})}, made.parts
-    )
+    other = {"trade": record_schema({"number": "int64", "price": "string"})}
+    outputs = DeltaOutputs(LocalStore(made.root), other, made.parts)
     with pytest.raises(ConfigError, match="records-trade"):
         outputs.applied_version("trade")

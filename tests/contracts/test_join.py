@@ -12,16 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import Struct
 
+from seriatim.engine.files import File
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.session import FoldOutput
-from seriatim.engine.session_filter import ReplacedRecords
+from seriatim.engine.session import FoldOutput, ReplacedRecords
 from seriatim.errors import IntegrityError
-from seriatim.ledger.model import File
 from seriatim.memory import MemoryFiles
 from seriatim.ports import Joiner, RecordStore
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_files import ParquetRecords
+from seriatim.storage.store import LocalStore
 
 P = Partition("in-a", 0)
 NOTHING = ReplacedRecords(start=0, end=0)
@@ -85,10 +85,10 @@ def side(request: pytest.FixtureRequest, tmp_path: Path) -> Side:
         content[len(content) // 2] ^= 1
         (tmp_path / file.path).write_bytes(content)
 
-    records = ParquetRecords(tmp_path, {"v": "int64"}, "zstd", ())
+    records = ParquetRecords(LocalStore(tmp_path), {"v": "int64"}, "zstd", ())
     return Side(
         records,
-        ParquetJoiner(tmp_path, "s"),
+        ParquetJoiner(LocalStore(tmp_path), "s"),
         read,
         flipped,
         lambda file: (tmp_path / file.path).unlink(),

@@ -10,7 +10,7 @@ import pytest
 
 from seriatim.errors import ConfigError, FencedError, IntegrityError
 from seriatim.ledger.commit import commit, read_head, start_ledger
-from seriatim.ledger.model import Entry
+from seriatim.ledger.entries import StartEntry
 from seriatim.memory import MemoryClock
 from seriatim.ports import CommitConflictError
 from tests.contracts.ledger_sides import (
@@ -20,6 +20,7 @@ from tests.contracts.ledger_sides import (
     change,
     frontier,
     prepare_commit,
+    put_uncommitted_manifest,
     record_file,
     slice_entry,
     start_side,
@@ -29,7 +30,7 @@ from tests.contracts.ledger_sides import (
 def test_there_is_no_ledger_before_the_first_entry(side: Side) -> None:
     """Neither a head nor a witness, whatever files and manifests lie around: they mean nothing."""
     record_file(side, "0-0-a")
-    _, sha256 = side.store.put_manifest(0, b"{}")
+    sha256 = put_uncommitted_manifest(side, 0).sha256
     assert (side.store.head("s"), side.store.witness()) == (None, None)
     assert not side.store.has_manifest(sha256, -1)
     with pytest.raises(ConfigError, match="no ledger entry 0"):
@@ -104,7 +105,7 @@ def test_a_commit_on_an_old_head_changes_nothing(side: Side) -> None:
     with pytest.raises(CommitConflictError):
         prepare_commit(side, old, slice_entry(0, 3, file, attempt="zombie"))()
     with pytest.raises(CommitConflictError):
-        prepare_commit(side, None, Entry(kind="start", attempt="zombie"))()
+        prepare_commit(side, None, StartEntry(attempt="zombie"))()
     assert frontier(side) == (1, 5)
     assert side.active() == []
     with pytest.raises(FencedError):
@@ -125,9 +126,7 @@ def test_of_two_on_one_head_one_wins(side: Side) -> None:
 def test_of_two_who_create_one_wins(side: Side) -> None:
     """Both saw no ledger; by the rule the second takes the first one's."""
     births = (change(), change(Q))
-    one, two = (
-        prepare_commit(side, None, Entry(kind="start", attempt=a, changes=births)) for a in "ab"
-    )
+    one, two = (prepare_commit(side, None, StartEntry(attempt=a, changes=births)) for a in "ab")
     sha256 = one()
     with pytest.raises(CommitConflictError):
         two()
@@ -146,9 +145,7 @@ def test_at_the_same_moment_one_wins_too(tmp_path: Path, first: bool) -> None:
     if not first:
         start_side(side)
     entries = [
-        Entry(kind="start", attempt=a, changes=(change(),))
-        if first
-        else slice_entry(0, 5, attempt=a)
+        StartEntry(attempt=a, changes=(change(),)) if first else slice_entry(0, 5, attempt=a)
         for a in "abcd"
     ]
     tries = [

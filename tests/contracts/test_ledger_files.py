@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -10,13 +11,15 @@ from seriatim.ledger.commit import commit
 from seriatim.memory import MemoryClock
 from seriatim.operations.sweep import sweep_dead
 from seriatim.ports import CommitConflictError
-from seriatim.storage import files
+from seriatim.storage import store
+from seriatim.storage.store import LocalStore
 from tests.contracts.ledger_sides import (
     P,
     RealSide,
     Side,
     frontier,
     prepare_commit,
+    put_uncommitted_manifest,
     record_file,
     slice_entry,
     start_side,
@@ -42,20 +45,20 @@ def test_a_file_that_is_gone_is_never_named(side: Side) -> None:
 def test_a_manifest_is_stored_under_what_it_says(side: Side) -> None:
     """Twice the same is the same place, other content is another: none is ever overwritten."""
     one, same, other, later = (
-        side.store.put_manifest(sequence, content)
-        for sequence, content in ((3, b"{}"), (3, b"{}"), (3, b"{ }"), (4, b"{}"))
+        put_uncommitted_manifest(side, sequence, attempt)
+        for sequence, attempt in ((3, "a"), (3, "a"), (3, "b"), (4, "a"))
     )
     assert one == same
-    assert len({one[0], other[0], later[0]}) == 3
-    assert all(sha256 in path for path, sha256 in (one, other, later))
+    assert len({one.path, other.path, later.path}) == 3
+    assert all(reference.sha256 in reference.path for reference in (one, other, later))
 
 
 def test_manifests_that_lost_are_swept(side: Side) -> None:
     """Up to the head, by another hash; those in the chain, and of entries to come, stay."""
     first = start_side(side)
     head, _ = commit(side.store, MemoryClock(), first, slice_entry(0, 5))
-    lost = [side.store.put_manifest(number, b"{}")[0] for number in (0, 1)]
-    coming, _ = side.store.put_manifest(2, b"{}")
+    lost = [put_uncommitted_manifest(side, number).path for number in (0, 1)]
+    coming = put_uncommitted_manifest(side, 2).path
     assert side.again().sweep(head) == sorted(lost)
     assert side.again().sweep(head) == []
     assert [side.again().ledger_at("s", number) for number in (0, 1)] == [first.ledger, head.ledger]
@@ -101,23 +104,25 @@ def test_drafts_are_swept(tmp_path: Path) -> None:
     drafts = [".head.json.0a1b2c3d", f"manifests/.{'0' * 10}-{'a' * 64}.json.zst.0a1b2c3d"]
     for name in (*drafts, ".keep"):
         (tmp_path / name).write_bytes(b"half")
-    assert side.store.sweep(head) == drafts
+    assert side.store.sweep(head) == ["head.json", f"manifests/{'0' * 10}-{'a' * 64}.json.zst"]
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == [".keep"]
 
 
+@pytest.mark.parametrize("write", ["create", "replace"])
 def test_a_file_whose_draft_was_swept_is_written_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    write: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another run cannot tell a draft being written from a dead one's."""
+    local_store = LocalStore(tmp_path)
     swept: list[str] = []
 
-    def sweeping(path: Path) -> None:
+    def sweep_and_sync(file: IO[bytes]) -> None:
         if not swept:
-            swept.extend(files.sweep_drafts(tmp_path))
-        sync(path)
+            swept.extend(local_store.delete_unfinished(""))
+        sync_file(file)
 
-    sync = files.sync
-    monkeypatch.setattr(files, "sync", sweeping)
-    files.write_file(tmp_path / "head.json", b"{}")
-    assert len(swept) == 1
+    sync_file = store._sync_file
+    monkeypatch.setattr(store, "_sync_file", sweep_and_sync)
+    getattr(local_store, write)("head.json", b"{}")
+    assert swept == ["head.json"]
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("head.json", b"{}")]

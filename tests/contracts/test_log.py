@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.errors import PlatformError
 from seriatim.kafka.log import KafkaLog
-from seriatim.operations.slicing import Bounds
 from tests.contracts.brokers import Broker
 
 

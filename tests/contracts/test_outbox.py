@@ -1,44 +1,52 @@
-"""The outbox: what is put on the desk is there for whoever comes next, and one at a time. Disk and
-memory alike.
+"""The outbox: what is stored is there for whoever comes next, and of two at once one is first. On a
+disk and in memory alike.
 """
 
 from __future__ import annotations
 
 import errno
-import multiprocessing
 import os
-import time
 from collections.abc import Callable
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from threading import Timer
 
 import msgspec
 import pytest
 
-from seriatim.alerts.alert import Outbox
-from seriatim.alerts.incidents import AlertState, Concern, Incident, Mail, Note
-from seriatim.alerts.outbox import ALERT_STATE_FILE, NOTES_FOLDER, DiskOutbox
+from seriatim.alerts.incidents import AlertState, Incident, Mail, Note, OutboxChangedError
+from seriatim.alerts.outbox import CLAIM_SECONDS, StoreOutbox
+from seriatim.engine.findings import Concern
 from seriatim.errors import ConfigError, PlatformError
-from seriatim.memory.mail import MemoryOutbox
+from seriatim.memory.ledger import MemoryClock
+from seriatim.memory.store import MemoryStore
+from seriatim.storage.store import LocalStore, Store
 
-Make = Callable[[], Outbox]
+Make = Callable[[], StoreOutbox]
+CLOCK = MemoryClock()
 MAIL = Mail(id="1", to=("a@b.org",), subject="s", text="t", html="h", at_seconds=1.0)
 OPEN = Incident(concern=Concern(kind="late", text="x", next="y"), since_seconds=1.0)
 
 
 @pytest.fixture(params=["disk", "memory"])
-def outbox(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Where the outboxes of all streams are."""
+    return MemoryStore() if request.param == "memory" else LocalStore(tmp_path / "outbox")
+
+
+@pytest.fixture
+def outbox(store: Store) -> Make:
     """Makes the same outbox again, as another process would."""
-    kept = MemoryOutbox()
-    if request.param == "memory":
-        return lambda: kept
-    return lambda: DiskOutbox(tmp_path / "outbox", "orders", Path("/streams"))
+    return lambda: StoreOutbox(store, CLOCK, "orders", "/streams")
+
+
+def on_disk(folder: Path, stream: str = "orders", streams_folder: str = "/a") -> StoreOutbox:
+    """An outbox in a folder."""
+    return StoreOutbox(LocalStore(folder), CLOCK, stream, streams_folder)
 
 
 def test_a_new_desk_is_empty(outbox: Make) -> None:
     """Nobody looked before."""
     assert outbox().alert_state() == AlertState()
+    assert outbox().stored_state().version == 0
     assert outbox().notes() == {}
 
 
@@ -47,10 +55,86 @@ def test_a_desk_is_kept_as_a_whole(outbox: Make) -> None:
     desk = AlertState(
         reported_sequence=3, open_incidents={"late": OPEN}, mails=(MAIL,), to=("a@b.org",)
     )
-    outbox().put_alert_state(desk)
+    assert outbox().put_alert_state(desk, 0) == 1
     assert outbox().alert_state() == desk
-    outbox().put_alert_state(AlertState())
-    assert outbox().alert_state() == AlertState()
+    assert outbox().put_alert_state(AlertState(), 1) == 2
+    assert (outbox().stored_state().version, outbox().alert_state()) == (2, AlertState())
+
+
+def test_of_two_states_after_the_same_one_is_stored(outbox: Make) -> None:
+    """The second is refused, also when the version that it would get was deleted long ago."""
+    for version in range(5):
+        outbox().put_alert_state(AlertState(reported_sequence=version), version)
+    for version in range(5):
+        with pytest.raises(OutboxChangedError):
+            outbox().put_alert_state(AlertState(), version)
+    assert outbox().alert_state() == AlertState(reported_sequence=4)
+
+
+def test_a_state_that_came_first_and_is_deleted_by_now_came_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others go on while the store compares what is there with what it was given."""
+    outbox = on_disk(tmp_path)
+    outbox.put_alert_state(AlertState(reported_sequence=1), 0)
+    read = LocalStore.read
+
+    def deleting(store: LocalStore, key: str) -> bytes:
+        store.delete([key])
+        return read(store, key)
+
+    monkeypatch.setattr(LocalStore, "read", deleting)
+    with pytest.raises(OutboxChangedError):
+        outbox.put_alert_state(AlertState(), 0)
+
+
+def test_few_states_are_kept(outbox: Make, store: Store) -> None:
+    """The newest and the one before, for whoever is reading it."""
+    for version in range(5):
+        outbox().put_alert_state(AlertState(reported_sequence=version), version)
+    names = [key.rpartition("/")[2] for key, _ in store.keys("")]
+    assert names == ["0000000004.json", "0000000005.json"]
+
+
+def test_a_desk_of_before_is_read_and_deleted_later(outbox: Make, store: Store) -> None:
+    """Versions before 0.2 replaced one file."""
+    desk = AlertState(reported_sequence=3, mails=(MAIL,))
+    store.create(f"{outbox().prefix}desk.json", msgspec.json.encode(desk))
+    assert (outbox().stored_state().version, outbox().alert_state()) == (0, desk)
+    for version in range(2):
+        outbox().put_alert_state(AlertState(reported_sequence=version), version)
+        assert outbox().alert_state() == AlertState(reported_sequence=version)
+    assert store.size(f"{outbox().prefix}desk.json") is None
+
+
+def test_a_mail_has_one_sender(outbox: Make) -> None:
+    """Until the claim is given up."""
+    claim = outbox().claim_mail("1")
+    assert claim is not None
+    assert outbox().claim_mail("1") is None
+    assert outbox().claim_mail("2") is not None
+    outbox().release_claim(claim)
+    assert outbox().claim_mail("1") == claim
+
+
+def test_a_claim_that_is_too_old_is_taken_over_by_one(outbox: Make) -> None:
+    """Its holder was killed. The next one may be killed, too."""
+    for _ in range(3):
+        assert outbox().claim_mail("1") is not None
+        CLOCK.sleep(CLAIM_SECONDS - 1)
+        assert outbox().claim_mail("1") is None
+        CLOCK.sleep(1)
+    assert outbox().claim_mail("1") is not None
+
+
+def test_claims_of_mails_that_wait_no_more_are_deleted(outbox: Make) -> None:
+    """Those of waiting mails stay."""
+    outbox().put_alert_state(AlertState(mails=(MAIL,)), 0)
+    assert outbox().claim_mail("2") is not None
+    assert outbox().claim_mail(MAIL.id) is not None
+    outbox().delete_done_claims()
+    assert outbox().claim_mail("2") is not None
+    assert outbox().claim_mail(MAIL.id) is None
 
 
 def test_notes_come_oldest_first_and_are_dropped_by_name(outbox: Make) -> None:
@@ -66,27 +150,34 @@ def test_notes_come_oldest_first_and_are_dropped_by_name(outbox: Make) -> None:
 
 def test_a_mail_put_aside_is_kept(tmp_path: Path) -> None:
     """Beside the desk, as it was, under a name that is told."""
-    where = Path(DiskOutbox(tmp_path, "orders", Path("/a")).put_refused_mail(MAIL))
+    where = Path(on_disk(tmp_path).put_refused_mail(MAIL))
     assert where.parent.name == "refused"
     assert msgspec.json.decode(where.read_bytes(), type=Mail) == MAIL
 
 
 def test_two_projects_have_two_desks(tmp_path: Path) -> None:
     """A stream called demo in two folders is two streams."""
-    here, there = (DiskOutbox(tmp_path, "demo", Path(folder)) for folder in ("/a", "/b"))
-    here.put_alert_state(AlertState(reported_sequence=1))
+    here, there = (on_disk(tmp_path, "demo", folder) for folder in ("/a", "/b"))
+    here.put_alert_state(AlertState(reported_sequence=1), 0)
     assert there.alert_state() == AlertState()
 
 
-def test_a_desk_that_cannot_be_read_is_put_aside_and_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["state/0000000007.json", "desk.json"])
+def test_a_desk_that_cannot_be_read_is_put_aside_and_told(
+    outbox: Make, store: Store, name: str
+) -> None:
     """Refused, it would silence its stream for good. It is kept, and a person hears of it, once."""
-    outbox = DiskOutbox(tmp_path, "orders", Path("/a"))
-    outbox.put_alert_state(AlertState())
-    (outbox.folder / ALERT_STATE_FILE).write_text("{")
-    assert (outbox.alert_state(), outbox.alert_state()) == (AlertState(), AlertState())
-    (note,) = outbox.notes().values()
-    (aside,) = outbox.folder.glob("damaged-*")
-    assert (note.kind, aside.name in note.text, aside.read_text()) == ("failed", True, "{")
+    store.create(f"{outbox().prefix}{name}", b"{")
+    for _ in range(2):
+        seen = outbox().stored_state()
+        assert (seen.alert_state, outbox().alert_state()) == (AlertState(), AlertState())
+        (aside,) = [key for key, _ in store.keys("") if "/damaged-" in key]
+        assert seen.damage is not None
+        assert (seen.damage.kind, aside in seen.damage.text) == ("failed", True)
+        assert store.read(aside) == b"{"
+    outbox().put_alert_state(AlertState(reported_sequence=1), seen.version)
+    told = outbox().stored_state()
+    assert (told.damage, told.alert_state) == (None, AlertState(reported_sequence=1))
 
 
 @pytest.mark.parametrize("what", ["desk", "note"])
@@ -98,94 +189,73 @@ def test_a_full_disk_is_said_and_leaves_no_draft(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    outbox = DiskOutbox(tmp_path, "orders", Path("/a"))
+    outbox = on_disk(tmp_path)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(PlatformError, match="No space left") as trouble:
-        outbox.put_alert_state(AlertState()) if what == "desk" else outbox.add_note(
+        outbox.put_alert_state(AlertState(), 0) if what == "desk" else outbox.add_note(
             Note(kind="good", at_seconds=1.0)
         )
     assert "SERIATIM_OUTBOX" in trouble.value.next
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_a_note_that_cannot_be_read_is_told_as_a_failure(tmp_path: Path) -> None:
-    """Somebody tried to say something; drafts are not notes."""
-    outbox = DiskOutbox(tmp_path, "orders", Path("/a"))
+def test_a_note_that_cannot_be_read_is_told_as_a_failure(outbox: Make, store: Store) -> None:
+    """Somebody tried to say something, at the time in the name."""
+    outbox().add_note(Note(kind="good", at_seconds=1.5))
+    ((key, _),) = store.keys("")
+    store.replace(key, b"{")
+    (note,) = outbox().notes().values()
+    assert (note.kind, note.at_seconds, "cannot be read" in note.text) == ("failed", 1.5, True)
+
+
+def test_drafts_are_not_notes(tmp_path: Path) -> None:
+    """They are of somebody who is writing, or was killed."""
+    outbox = on_disk(tmp_path)
     outbox.add_note(Note(kind="good", at_seconds=1.0))
-    (path,) = (outbox.folder / NOTES_FOLDER).iterdir()
-    path.write_text("{")
-    path.with_name(".draft.json.1").write_text("{")
-    (note,) = outbox.notes().values()
-    assert (note.kind, "cannot be read" in note.text) == ("failed", True)
+    (path,) = tmp_path.glob("*/notes/*")
+    path.rename(path.with_name(f".{path.name}.0123abcd"))
+    assert outbox.notes() == {}
 
 
 def test_a_note_that_a_watch_drops_meanwhile_is_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    outbox: Make, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Airflow's callback looks at the notes without the lock."""
-    outbox = DiskOutbox(tmp_path, "orders", Path("/streams"))
+    """Airflow's callback looks at the notes at any time."""
     for second in (1.0, 2.0):
-        outbox.add_note(Note(kind="task", at_seconds=second, run="r1"))
-    first, last = outbox.notes()
-    read = Path.read_bytes
+        outbox().add_note(Note(kind="task", at_seconds=second, run="r1"))
+    first, last = outbox().notes()
+    read = store.read
 
-    def dropping(path: Path) -> bytes:
-        outbox.delete_notes([first])
-        return read(path)
+    def dropping(key: str) -> bytes:
+        outbox().delete_notes([first])
+        return read(key)
 
-    monkeypatch.setattr(Path, "read_bytes", dropping)
-    assert list(outbox.notes()) == [last]
+    monkeypatch.setattr(store, "read", dropping)
+    assert list(outbox().notes()) == [last]
+
+
+def test_a_state_that_is_deleted_while_it_is_read_is_read_anew(
+    outbox: Make, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others were faster, twice: the newest one counts."""
+    outbox().put_alert_state(AlertState(reported_sequence=0), 0)
+    read = store.read
+
+    def overtaken(key: str) -> bytes:
+        monkeypatch.setattr(store, "read", read)
+        for version in (1, 2):
+            outbox().put_alert_state(AlertState(reported_sequence=version), version)
+        return read(key)
+
+    monkeypatch.setattr(store, "read", overtaken)
+    assert outbox().stored_state().version == 3
 
 
 def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
-    """With the setting that changes it."""
+    """With the setting that changes it; nothing is there to be read."""
     (tmp_path / "file").write_text("")
-    with (
-        pytest.raises(ConfigError) as refused,
-        DiskOutbox(tmp_path / "file", "s", Path("/a")).lock(),
-    ):
-        pass
+    outbox = on_disk(tmp_path / "file")
+    assert (outbox.alert_state(), outbox.notes()) == (AlertState(), {})
+    with pytest.raises(ConfigError, match="is not writable") as refused:
+        outbox.put_alert_state(AlertState(), 0)
     assert "SERIATIM_OUTBOX" in refused.value.next
-
-
-def _hold(folder: Path, held: Path, release: Path, released: Path) -> None:
-    """Hold the lock until there is a file `release`; write `released` just before giving it back."""
-    with DiskOutbox(folder, "s", Path("/a")).lock():
-        held.write_text("")
-        while not release.exists():
-            time.sleep(0.01)
-        released.write_text("")
-
-
-def _holder(folder: Path) -> tuple[BaseProcess, Path, Path]:
-    """A process that holds the lock, the file that makes it let go, and the file that says that it
-    is about to.
-    """
-    held, release, released = folder / "held", folder / "release", folder / "released"
-    process = multiprocessing.get_context("spawn").Process(
-        target=_hold, args=(folder, held, release, released)
-    )
-    process.start()
-    while not held.exists():
-        time.sleep(0.01)
-    return process, release, released
-
-
-def test_one_at_a_time_over_processes(tmp_path: Path) -> None:
-    """Whoever comes second gets the lock only after the first has given it back."""
-    process, release, released = _holder(tmp_path)
-    # The holder lets go only some time after the second one began to wait: a lock that does not hold is seen.
-    Timer(0.3, release.touch).start()
-    with DiskOutbox(tmp_path, "s", Path("/a")).lock():
-        was_released = released.exists()
-    process.join()
-    assert was_released
-
-
-def test_a_holder_that_dies_leaves_no_lock(tmp_path: Path) -> None:
-    """The system itself gives it back."""
-    process, _, _ = _holder(tmp_path)
-    process.kill()
-    process.join()
-    with DiskOutbox(tmp_path, "s", Path("/a")).lock():
-        pass

@@ -12,8 +12,8 @@ import pytest
 
 from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.operations.publish import publish_current
-from seriatim.storage import files
 from seriatim.storage.record_query import RecordQuery
+from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.test_current_table import current_of
 from tests.contracts.test_further_tables import DiskMarket
@@ -38,7 +38,7 @@ def synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Synced:
         before = {earlier for earlier, _ in seen}
         seen.append((path, commits(tmp_path) - before))
 
-    monkeypatch.setattr(files.os, "fsync", recorded)
+    monkeypatch.setattr(os, "fsync", recorded)
     return seen
 
 
@@ -105,11 +105,11 @@ def test_a_witness_that_catches_up_makes_the_commit_durable_first(
     does both.
     """
     made: DiskStream = create_filled_output(tmp_path / "lake")
-    version = RecordQuery(made.root, "s").version
+    version = RecordQuery(LocalStore(made.root), "s").version
     head = made.ledger.head("s")
     assert head is not None
     synced.clear()
-    DeltaLedger(made.root).put_witness(head.ledger.sequence, head.ledger.sha256)
+    DeltaLedger(LocalStore(made.root)).put_witness(head.ledger.sequence, head.ledger.sha256)
     paths = [path for path, _ in synced]
     witness = next(
         number for number, path in enumerate(paths) if path.name.startswith(".head.json.")

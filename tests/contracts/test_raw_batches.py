@@ -21,12 +21,12 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from seriatim.engine.files import Explain
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import PlatformError
 from seriatim.kafka import raw_batches, wire
 from seriatim.kafka.raw_batches import KafkaHoleExplainer
 from seriatim.memory import MemoryBatches, MemoryKafka
-from seriatim.ports import Explain
 
 SET = AlterConfigOpType.SET
 WAIT_SECONDS = 180

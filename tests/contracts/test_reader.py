@@ -17,23 +17,15 @@ import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from seriatim.engine.files import SourceFailedError
 from seriatim.engine.messages import MessageBatch
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import OffsetRange, Partition, Ranges
 from seriatim.kafka import client
 from seriatim.kafka.log import KafkaLog
 from seriatim.kafka.spark_reader import SparkReader, TaskReader
 from seriatim.kafka.task_reader import KafkaRangeReader
 from seriatim.memory import MemoryKafka, MemoryReader
-from seriatim.operations.slicing import Ranges
-from seriatim.ports import (
-    DEFAULT_READ_OPTIONS,
-    OnSlice,
-    Reader,
-    ReadOptions,
-    Source,
-    SourceFailedError,
-    Task,
-)
+from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, Reader, ReadOptions, Source, Task
 from seriatim.storage.arrow import message_batches
 
 WAIT_SECONDS = 180

@@ -13,17 +13,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seriatim.engine.machine import fits_column_type
+from seriatim.engine.files import File, UnfitRecordsError
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Partition
+from seriatim.engine.records import fits_column_type
 from seriatim.engine.session import FoldOutput, QuarantinedMessage
 from seriatim.errors import BrokenPromiseError
-from seriatim.ledger.model import File
 from seriatim.memory import MemoryFiles
-from seriatim.ports import RecordStore, UnfitRecordsError
+from seriatim.memory.store import MemoryStore
+from seriatim.ports import RecordStore
 from seriatim.storage.arrow import ArrowMessageBatch
-from seriatim.storage.files import file_digest
 from seriatim.storage.record_files import ParquetRecords
+from seriatim.storage.store import LocalStore, Store, xxh3_and_sha256
 
 P, P1, P10 = (Partition("in-a", number) for number in (0, 1, 10))
 COLUMNS = {
@@ -62,7 +63,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> RecordStore:
     """A store of either kind."""
     if request.param == "memory":
         return MemoryFiles(COLUMNS)
-    return ParquetRecords(tmp_path, COLUMNS, "zstd", ())
+    return ParquetRecords(LocalStore(tmp_path), COLUMNS, "zstd", ())
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def rows_of(store: Any, file: File) -> list[dict[str, Any]]:
     if isinstance(store, MemoryFiles):
         rows = [dict(row) for row in store.read(file).rows]
     else:
-        rows = pq.ParquetFile(store.root / file.path).read().to_pylist()
+        rows = pq.ParquetFile(store.store.path(file.path)).read().to_pylist()
     for row in rows:
         if isinstance(row["timestamp"], datetime):
             row["timestamp"] = round(row["timestamp"].timestamp() * 1000)
@@ -152,7 +153,9 @@ def test_a_record_file_is_described_truly(store: RecordStore, tmp_path: Path) ->
         assert len(store.read(file).content) == file.size_bytes > 0
     else:
         full = tmp_path / file.path
-        assert (full.stat().st_size, file_digest(full)) == (file.size_bytes, file.digest)
+        assert full.stat().st_size == file.size_bytes
+        digests = xxh3_and_sha256(LocalStore(full.parent), full.name)
+        assert digests == (file.digest, file.sha256)
 
 
 def test_nothing_written_is_no_file(store: RecordStore) -> None:
@@ -287,6 +290,30 @@ def test_sweeping_takes_what_begins_so_and_is_not_kept(store: RecordStore) -> No
     ]
 
 
+@pytest.mark.parametrize("kind", ["local", "memory"])
+def test_what_a_killed_task_did_not_finish_is_listed_and_swept(kind: str, tmp_path: Path) -> None:
+    """Under the name that it would have got; a task that is still alive then fails."""
+    store: Store = LocalStore(tmp_path) if kind == "local" else MemoryStore()
+    records = ParquetRecords(store, COLUMNS, "zstd", ())
+    writers = []
+    for stem in ("0-5-dead", "0-9-alive"):
+        writer = records.record_writer(P, "id", stem)
+        writer.write(FROM_SPARK, folded({0: [ROW]}))
+        writer.file._flush()
+        writers.append(writer)
+    dead, alive = f"records/{P}/0-5-dead.parquet", f"records/{P}/0-9-alive.parquet"
+    assert records.paths(P) == [dead, alive]
+    assert list(store.keys("")) == []
+    assert records.sweep(P, "0-5-", set()) == [dead]
+    assert records.paths(P) == [alive]
+    with pytest.raises(FileNotFoundError):
+        writers[0].close()
+    file = writers[1].close()
+    assert file is not None
+    assert store.size(alive) == file.size_bytes
+    assert records.paths(P) == [alive]
+
+
 def test_sweeping_where_nothing_was_written_is_no_error(store: RecordStore) -> None:
     """A partition without files has nothing to sweep."""
     assert store.sweep(P, "0-0-", set()) == []
@@ -294,7 +321,9 @@ def test_sweeping_where_nothing_was_written_is_no_error(store: RecordStore) -> N
 
 def test_large_messages_do_not_wait_in_memory(tmp_path: Path) -> None:
     """A row group is closed by its bytes too: 20 messages of 8 MB are never held all at once."""
-    writer = ParquetRecords(tmp_path, COLUMNS, "zstd", ()).quarantine_writer(P, "id", "0-0-a")
+    writer = ParquetRecords(LocalStore(tmp_path), COLUMNS, "zstd", ()).quarantine_writer(
+        P, "id", "0-0-a"
+    )
     large = MessageBatch(0, [0] * 20, [b"s"] * 20, [bytes(8 << 20)] * 20, [[]] * 20)
     for position in range(20):
         writer.write(large, [QuarantinedMessage(position, "s", "poison", "")])
@@ -305,7 +334,7 @@ def test_large_messages_do_not_wait_in_memory(tmp_path: Path) -> None:
 
 def test_a_column_the_table_is_partitioned_by_is_not_in_the_file(tmp_path: Path) -> None:
     """Delta has it in the commit; everything else stays in its place."""
-    store = ParquetRecords(tmp_path, COLUMNS, "none", ("topic", "partition"))
+    store = ParquetRecords(LocalStore(tmp_path), COLUMNS, "none", ("topic", "partition"))
     (row,) = rows_of(store, written(store))
     assert list(row)[:3] == ["topic_id", "offset", "index"]
     assert not {"topic", "partition"} & set(row)
@@ -314,7 +343,7 @@ def test_a_column_the_table_is_partitioned_by_is_not_in_the_file(tmp_path: Path)
 
 def test_pages_carry_checksums(tmp_path: Path) -> None:
     """One flipped byte inside a record file is seen by who reads it."""
-    file = written(ParquetRecords(tmp_path, COLUMNS, "none", ()))
+    file = written(ParquetRecords(LocalStore(tmp_path), COLUMNS, "none", ()))
     content = bytearray((tmp_path / file.path).read_bytes())
     content[content.index(b"in-a")] ^= 1
     (tmp_path / file.path).write_bytes(content)
@@ -326,6 +355,6 @@ def test_values_checked_while_decoding_are_still_never_lost(tmp_path: Path) -> N
     """The table machine's own check is not made twice; what Arrow cannot write is named all the
     same.
     """
-    store = ParquetRecords(tmp_path, COLUMNS, "zstd", (), values_are_checked=True)
+    store = ParquetRecords(LocalStore(tmp_path), COLUMNS, "zstd", (), values_are_checked=True)
     assert unfit_rows(store, "whole", "x", "0-5-a") == [1, 3]
     assert rows_of(store, written(store))[0]["whole"] == 1

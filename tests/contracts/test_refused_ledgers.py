@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.commit import build_manifest, commit
 from seriatim.ledger.delta_store import DeltaLedger
-from seriatim.ledger.model import encode_manifest
 from seriatim.memory import MemoryClock
 from seriatim.storage.record_files import record_schema
+from seriatim.storage.store import LocalStore
 from tests.contracts.ledger_sides import (
     COLUMNS,
     RealSide,
@@ -29,14 +29,14 @@ from tests.contracts.ledger_sides import (
 def test_a_hurt_manifest_is_refused_by_name(side: Side, how: str) -> None:
     """The last one leaves no head; an earlier one does no harm until it is asked for."""
     first = start_side(side)
-    after, manifest = build_manifest(slice_entry(0, 5), first.ledger)
-    path, sha256 = side.store.put_manifest(after.sequence, encode_manifest(manifest))
-    side.store.compare_and_set(first, manifest.entry, path, sha256)
-    getattr(side, how)(path)
+    manifest = build_manifest(slice_entry(0, 5), first.ledger)
+    reference = side.store.put_manifest(manifest)
+    side.store.compare_and_set(first, manifest.entry, reference)
+    getattr(side, how)(reference.path)
     for read in (lambda: side.again().head("s"), lambda: side.again().ledger_at("s", 1)):
         with pytest.raises(IntegrityError) as caught:
             read()
-        assert path in caught.value.render()
+        assert reference.path in caught.value.render()
     assert side.again().ledger_at("s", 0) == first.ledger
 
 
@@ -70,16 +70,16 @@ def test_other_columns_are_refused_by_name(
     """What the table has and what the stream file says; reading alone needs no schema."""
     start_side(RealSide(tmp_path))
     with pytest.raises(ConfigError) as caught:
-        DeltaLedger(tmp_path, record_schema(columns)).head("s")
+        DeltaLedger(LocalStore(tmp_path), record_schema(columns)).head("s")
     assert told in caught.value.message
-    assert DeltaLedger(tmp_path).head("s") is not None
+    assert DeltaLedger(LocalStore(tmp_path)).head("s") is not None
 
 
 def test_another_partitioning_is_refused(tmp_path: Path) -> None:
     """The table cannot change it, so the stream file must not."""
     start_side(RealSide(tmp_path))
     with pytest.raises(ConfigError, match="partitioned by"):
-        DeltaLedger(tmp_path, record_schema(COLUMNS), ("topic",)).head("s")
+        DeltaLedger(LocalStore(tmp_path), record_schema(COLUMNS), ("topic",)).head("s")
 
 
 def test_a_table_by_somebody_else_is_refused(tmp_path: Path) -> None:
@@ -156,11 +156,10 @@ def test_a_manifest_of_another_entry_is_refused(tmp_path: Path) -> None:
     """A commit that names it is damaged, even if the hash is right."""
     side = RealSide(tmp_path)
     head = start_side(side)
-    _, manifest = build_manifest(slice_entry(0, 5), head.ledger)
-    path, sha256 = side.store.put_manifest(
-        1, encode_manifest(replace(manifest, entry=replace(manifest.entry, sequence=7)))
-    )
-    side.store.compare_and_set(head, manifest.entry, path, sha256)
+    manifest = build_manifest(slice_entry(0, 5), head.ledger)
+    other = replace(manifest, entry=replace(manifest.entry, sequence=7))
+    reference = replace(side.store.put_manifest(other), sequence=1)
+    side.store.compare_and_set(head, manifest.entry, reference)
     with pytest.raises(IntegrityError) as caught:
         side.again().head("s")
     assert "entry 7, not 1" in caught.value.render()

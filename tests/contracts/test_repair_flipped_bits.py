@@ -9,27 +9,23 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from msgspec.structs import replace
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.session_filter import ReplacedRecords
+from seriatim.engine.session import ReplacedRecords
 from seriatim.errors import IntegrityError
-from seriatim.ledger.model import File
 from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.repair import RepairContext, RepairRun, plan_repair
-from seriatim.storage.files import file_digest
+from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.storage.join import ParquetJoiner
+from seriatim.storage.store import LocalStore, digest_object
+from seriatim.testing import OpenMemoryStream
 from tests.contracts.disk_streams import DiskStream
 from tests.contracts.verify_helper import verify
-from tests.operations.repair_helper import repair_context_of
 
 
-def tools(made: DiskStream) -> RepairContext:
+def tools(made: DiskStream) -> OpenMemoryStream:
     """What a repair of real files is made with."""
-    given = repair_context_of(made)
-    return replace(
-        given, fold_context=replace(given.fold_context, joiner=ParquetJoiner(made.root, "s"))
-    )
+    return made.open().with_ports(joiner=ParquetJoiner(LocalStore(made.root), "s"))
 
 
 def built(root: Path) -> DiskStream:
@@ -59,7 +55,7 @@ def test_a_bit_anywhere_in_a_record_file(seed: int, tmp_path: Path) -> None:
     RepairRun(mend).apply(plan_repair(mend, RepairRequest()), 1000)
     assert plan_repair(tools(made), RepairRequest(partition="in-a/0")).actions[1:] == ()
     entry = made.ledger.manifest_at("s", made.ledger.head("s").ledger.sequence).entry
-    assert not mend.fold_context.joiner.find_damaged_files(entry.changes[0].records)
+    assert not mend.joiner.find_damaged_files(entry.changes[0].records)
     assert str(path.relative_to(tmp_path)) in entry.removed_paths
 
 
@@ -70,9 +66,12 @@ def test_what_parquet_cannot_read_is_damage_and_is_named(tmp_path: Path) -> None
     path = tmp_path / "records" / "in-a" / "0" / "x.parquet"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"PAR1 nothing of the kind PAR1")
-    file = File("records/in-a/0/x.parquet", path.stat().st_size, 1, file_digest(path), 0, 1)
+    digest = digest_object(LocalStore(path.parent), path.name)
+    file = File("records/in-a/0/x.parquet", path.stat().st_size, 1, digest, 0, 1)
     with pytest.raises(IntegrityError, match=r"records/in-a/0/x\.parquet") as refused:
-        ParquetJoiner(tmp_path, "s").has_replaced_records(file, ReplacedRecords(start=0, end=9))
+        ParquetJoiner(LocalStore(tmp_path), "s").has_replaced_records(
+            file, ReplacedRecords(start=0, end=9)
+        )
     assert refused.value.next.startswith("seriatim repair s --partition in-a/0: ")
 
 

@@ -14,11 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.cli import main
+from seriatim.cli.replay_range import create_folder, refuse_unusable_folder
+from seriatim.engine.files import File
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.task import TaskContext
 from seriatim.errors import ConfigError, DamagedFileError, IntegrityError
-from seriatim.ledger.model import File
 from seriatim.memory import MemoryDigests
 from seriatim.operations.inspect.diff import DiffResult, diff_records
 from seriatim.operations.inspect.replay import ReplayOutput, ReplayRun
@@ -27,8 +28,9 @@ from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.record_query import RecordQuery
 from seriatim.storage.scratch import LayeredState
 from seriatim.storage.state_files import ParquetState
+from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream
-from tests.operations.lookback_helper import head_of, replay_context_of
+from tests.operations.lookback_helper import head_of
 
 A0, A1 = Partition("in-a", 0), Partition("in-a", 1)
 
@@ -88,8 +90,8 @@ def kit(
         on_poison=stream.on_poison,
         limits=stream.limits,
         has_session_field=False,
-        records=ParquetRecords(folder, runner.columns, "zstd", ()),
-        state=LayeredState(ParquetState(folder, "s"), made.files, base),
+        records=ParquetRecords(LocalStore(folder), runner.columns, "zstd", ()),
+        state=LayeredState(ParquetState(LocalStore(folder), "s"), made.files, base),
         explain=made.explain,
         digests=MemoryDigests,
         peak_memory_bytes=lambda: 0,
@@ -105,17 +107,20 @@ def replayed(
     size: int = 7,
 ) -> list[ReplayOutput]:
     """Fold ranges into a folder, as the command does."""
-    scratch.refuse_unusable_folder(folder)
+    refuse_unusable_folder(folder)
     runner = made.stream.table_machine()
-    tools = replace(replay_context_of(made), past_reader=Plainly(made), runner=runner)
+    tools = made.open(runner).with_ports(past_reader=Plainly(made))
     replaying = ReplayRun(
         tools, head_of(made), kit(made, folder, runner), without_state=fresh, messages_max=size
     )
     done = list(replaying.run(wanted))
     scratch.create_table(
-        folder, "", record_schema(runner.columns), [file for part in done for file in part.records]
+        LocalStore(folder),
+        "",
+        record_schema(runner.columns),
+        [file for part in done for file in part.records],
     )
-    scratch.write_manifest(folder, {"replay": "s"})
+    scratch.write_manifest(LocalStore(folder), {"replay": "s"})
     return done
 
 
@@ -128,8 +133,8 @@ def compared(made: DiskStream, folder: Path, done: list[ReplayOutput]) -> DiffRe
     }
     rights = {(part.partition, part.topic_id): OffsetRange(part.start, part.until) for part in done}
     return diff_records(
-        RecordQuery(made.root, "s"),
-        RecordQuery(folder, None),
+        RecordQuery(LocalStore(made.root), "s"),
+        RecordQuery(LocalStore(folder), None),
         lefts,
         rights,
         lambda _done, _total: None,
@@ -164,7 +169,10 @@ def test_what_differs_is_named(made: DiskStream, tmp_path: Path) -> None:
         (part.partition, part.topic_id): OffsetRange(part.start, part.until)
         for part in (*done, *other)
     }
-    sides = RecordQuery(tmp_path / "again", None), RecordQuery(tmp_path / "other", None)
+    sides = (
+        RecordQuery(LocalStore(tmp_path / "again"), None),
+        RecordQuery(LocalStore(tmp_path / "other"), None),
+    )
     told = diff_records(*sides, ranges, ranges, lambda _done, _total: None)
     first = told.differences[0]
     assert (first.partition, first.offset, first.index, first.columns) == (A0, 40, 0, ("v",))
@@ -199,13 +207,13 @@ def test_another_folder_is_left_alone(made: DiskStream, tmp_path: Path) -> None:
         (tmp_path / "again", "a replay is in it already"),
     ):
         with pytest.raises(ConfigError, match=why):
-            scratch.refuse_unusable_folder(folder)
+            refuse_unusable_folder(folder)
 
 
 def test_a_folder_that_cannot_be_made_is_refused() -> None:
     """In words, with what to do."""
     with pytest.raises(ConfigError, match="cannot be made"):
-        scratch.create_folder(Path("/proc/x"))
+        create_folder(Path("/proc/x"))
 
 
 class Rows:
@@ -257,7 +265,7 @@ def test_what_is_damaged_is_said(made: DiskStream, tmp_path: Path) -> None:
     ):
         (folder / scratch.MANIFEST_FILE).write_text(text)
         with pytest.raises(ConfigError) as told:
-            scratch.folded_ranges(folder)
+            scratch.folded_ranges(LocalStore(folder))
         assert "again into another folder" in told.value.next
     file = next((folder / "records").rglob("*.parquet"))
     file.write_bytes(file.read_bytes()[:100])
@@ -269,9 +277,9 @@ def test_what_is_damaged_is_said(made: DiskStream, tmp_path: Path) -> None:
 
 def test_other_tables_are_named(made: DiskStream) -> None:
     """A comparison that leaves them out must say so."""
-    assert RecordQuery(made.root, "s").other_tables == []
+    assert RecordQuery(LocalStore(made.root), "s").other_tables == []
     (made.root / "records-trade" / "_delta_log").mkdir(parents=True)
-    assert RecordQuery(made.root, "s").other_tables == ["records-trade"]
+    assert RecordQuery(LocalStore(made.root), "s").other_tables == ["records-trade"]
 
 
 def test_what_kafka_has_no_more_is_said(made: DiskStream, tmp_path: Path) -> None:
@@ -293,7 +301,7 @@ def test_records_are_found_by_their_columns(tmp_path: Path) -> None:
     feed(one, A0, 30)
     feed(one, Partition("in-b", 0), 30, seed=1000)
     one.run(14)
-    lookup = RecordQuery(one.root, "s")
+    lookup = RecordQuery(LocalStore(one.root), "s")
     rows = list(lookup.find_records({"id": "a", "session": "s0", "topic": "in-b"}))
     assert rows
     assert {(row["topic"], row["session"], row["id"]) for row in rows} == {("in-b", "s0", "a")}
@@ -304,7 +312,7 @@ def test_records_are_found_by_their_columns(tmp_path: Path) -> None:
     part = lookup.read((A0, life), OffsetRange(5, 12))
     assert sorted({row["offset"] for row in part.to_pylist()}) == list(range(5, 12))
     with pytest.raises(ConfigError, match="no table of records"):
-        RecordQuery(tmp_path / "nowhere", None)
+        RecordQuery(LocalStore(tmp_path / "nowhere"), None)
 
 
 def test_a_record_file_that_cannot_be_read_is_told_with_its_way_out(made: DiskStream) -> None:
@@ -316,7 +324,7 @@ def test_a_record_file_that_cannot_be_read_is_told_with_its_way_out(made: DiskSt
         (None, "fold the replay again"),
     ):
         with pytest.raises(DamagedFileError, match="cannot be read") as refused:
-            list(RecordQuery(made.root, stream).find_records({}))
+            list(RecordQuery(LocalStore(made.root), stream).find_records({}))
         assert refused.value.path == path
         assert refused.value.next.startswith(advice)
 
@@ -356,8 +364,8 @@ def test_two_outputs_without_a_record_do_not_differ(
     """Exit code 0 from the command itself, over tables that have no file at all."""
     part = {"topic": "in-a", "partition": 0, "topic_id": "x", "from": 0, "until": 0}
     for name in ("one", "other"):
-        scratch.create_table(tmp_path / name, "", record_schema({"id": "string"}), [])
-        scratch.write_manifest(tmp_path / name, {"partitions": [part]})
+        scratch.create_table(LocalStore(tmp_path / name), "", record_schema({"id": "string"}), [])
+        scratch.write_manifest(LocalStore(tmp_path / name), {"partitions": [part]})
     with pytest.raises(SystemExit) as ended:
         main(["diff", str(tmp_path / "one"), str(tmp_path / "other")])
     assert (ended.value.code, "do not differ: 0 records" in capsys.readouterr().out) == (0, True)

@@ -8,11 +8,10 @@ import re
 
 import pytest
 
-from seriatim.engine.offsets import Partition
+from seriatim.engine.offsets import Bounds, Partition
 from seriatim.errors import PlatformError
 from seriatim.kafka.log import KafkaLog, _largest_replicas
 from seriatim.kafka.retention import RetainedLog, RetentionRules
-from seriatim.operations.slicing import Bounds
 from tests.contracts.brokers import NOW_MS, Broker
 
 

@@ -10,16 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 
+from seriatim.engine.files import File
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import FoldOutput
 from seriatim.errors import BrokenPromiseError, DamagedFileError, IntegrityError
-from seriatim.ledger.model import File
 from seriatim.memory import MemoryFiles
 from seriatim.operations.compaction_rules import Intent
-from seriatim.storage.files import file_digest
 from seriatim.storage.record_files import ParquetRecords
 from seriatim.storage.rewrite import ParquetRewriter
+from seriatim.storage.store import LocalStore, digest_object
 
 P, Q = Partition("in-a", 0), Partition("in-a", 1)
 COLUMNS = {"text": "string", "parts": "list<int64>", "cost": "decimal(9,2)"}
@@ -33,9 +33,9 @@ class Side:
         self.files: Any = (
             MemoryFiles(COLUMNS)
             if root is None
-            else ParquetRecords(root, COLUMNS, "zstd", leave_out)
+            else ParquetRecords(LocalStore(root), COLUMNS, "zstd", leave_out)
         )
-        self.rewriter: Any = self.files if root is None else ParquetRewriter(root, "s")
+        self.rewriter: Any = self.files if root is None else ParquetRewriter(LocalStore(root), "s")
 
     def written(self, stem: str, *offsets: int, topic_id: str = "id") -> File:
         """A record file with two records at each of these offsets."""
@@ -90,7 +90,7 @@ def test_files_become_one_with_the_same_records(side: Side) -> None:
     if side.root is not None:
         assert (new.size_bytes, new.digest) == (
             (side.root / new.path).stat().st_size,
-            file_digest(side.root / new.path),
+            digest_object(LocalStore(side.root), new.path),
         )
 
 

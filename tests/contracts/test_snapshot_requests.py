@@ -16,6 +16,7 @@ from seriatim.errors import PlatformError
 from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
 from seriatim.ledger.snapshot_needs import SnapshotRequest
 from seriatim.memory import MemoryRequests
+from seriatim.storage.store import LocalStore
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:9"}
 
@@ -31,14 +32,18 @@ def request(session: str = "s", offset: int = 1) -> SnapshotRequest:
 def test_the_note_is_what_was_last_put(kind: str, tmp_path: Path) -> None:
     """None at first; kept by whoever comes next."""
     one: Any = (
-        MemoryRequests() if kind == "memory" else KafkaSnapshotRequester(NOBODY, "asks", tmp_path)
+        MemoryRequests()
+        if kind == "memory"
+        else KafkaSnapshotRequester(NOBODY, "asks", LocalStore(tmp_path))
     )
     assert one.last_requested_entry() == (-1, "")
     one.put_last_requested_entry(4, "abc")
     one.put_last_requested_entry(5, "def")
     assert one.last_requested_entry() == (5, "def")
     if kind == "kafka":
-        assert KafkaSnapshotRequester(NOBODY, "asks", tmp_path).last_requested_entry() == (5, "def")
+        assert KafkaSnapshotRequester(
+            NOBODY, "asks", LocalStore(tmp_path)
+        ).last_requested_entry() == (5, "def")
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,10 @@ def test_the_note_is_what_was_last_put(kind: str, tmp_path: Path) -> None:
 def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
     """Then all is asked again: that costs a snapshot, and silence would cost a session."""
     (tmp_path / "asked.json").write_bytes(content)
-    assert KafkaSnapshotRequester(NOBODY, "asks", tmp_path).last_requested_entry() == (-1, "")
+    assert KafkaSnapshotRequester(NOBODY, "asks", LocalStore(tmp_path)).last_requested_entry() == (
+        -1,
+        "",
+    )
 
 
 def test_requests_arrive_under_their_session(
@@ -57,7 +65,7 @@ def test_requests_arrive_under_their_session(
     name, client = topic_name(), {"bootstrap.servers": broker.bootstrap_servers}
     create_topics(client, {name: 2})
     first = SnapshotRequestListener(client, name)
-    KafkaSnapshotRequester(client, name, tmp_path).send([request("s"), request("t", 7)])
+    KafkaSnapshotRequester(client, name, LocalStore(tmp_path)).send([request("s"), request("t", 7)])
     consumer = Consumer({**client, "group.id": "look", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(name, number, 0) for number in range(2)])
     found = {message.key(): json.loads(message.value()) for message in consumer.consume(2, 20)}
@@ -72,7 +80,7 @@ def test_requests_arrive_under_their_session(
     producer = Producer(client)
     producer.produce(name, b"no request", b"s")
     producer.flush(20)
-    KafkaSnapshotRequester(client, name, tmp_path).send([request("u")])
+    KafkaSnapshotRequester(client, name, LocalStore(tmp_path)).send([request("u")])
     assert (first.wait_for_requests(1, 20), second.wait_for_requests(1, 20)) == (
         [("in", "u")],
         [("in", "u")],
@@ -88,7 +96,7 @@ def test_a_topic_that_is_not_there_is_named(
     name = topic_name()
     with pytest.raises(PlatformError, match=f"on topic {name}") as trouble:
         KafkaSnapshotRequester(
-            {"bootstrap.servers": broker.bootstrap_servers}, name, tmp_path
+            {"bootstrap.servers": broker.bootstrap_servers}, name, LocalStore(tmp_path)
         ).send([request()])
     assert f"topic {name} is there" in trouble.value.next
     with pytest.raises(PlatformError, match=f"there is no topic {name}"):
@@ -99,6 +107,9 @@ def test_a_broker_that_does_not_answer_is_platform_trouble(tmp_path: Path) -> No
     """Within the time given; as the fake does."""
     down = MemoryRequests()
     down.is_down = True
-    for one in (down, KafkaSnapshotRequester(NOBODY, "asks", tmp_path, timeout_seconds=1)):
+    for one in (
+        down,
+        KafkaSnapshotRequester(NOBODY, "asks", LocalStore(tmp_path), timeout_seconds=1),
+    ):
         with pytest.raises(PlatformError, match="could not be asked for snapshots"):
             one.send([request()])

@@ -13,28 +13,34 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session, WaitingMessage
 from seriatim.errors import BrokenPromiseError, DamagedFileError
-from seriatim.ledger.model import File
 from seriatim.memory import MemoryFiles
+from seriatim.memory.store import MemoryStore
 from seriatim.storage.record_files import ParquetRecords
 from seriatim.storage.state_files import ROWS_PER_GROUP, ParquetState
+from seriatim.storage.store import LocalStore
 
 P = Partition("in-a", 0)
 Store = MemoryFiles | ParquetState
 RUNS = count()
 
 
-@pytest.fixture(params=["memory", "real"])
+@pytest.fixture(params=["memory", "Parquet on disk", "Parquet in memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """A store of either kind."""
-    return MemoryFiles({}) if request.param == "memory" else ParquetState(tmp_path, "s")
+    """A store of each kind."""
+    if request.param == "memory":
+        return MemoryFiles({})
+    if request.param == "Parquet on disk":
+        return ParquetState(LocalStore(tmp_path), "s")
+    return ParquetState(MemoryStore(), "s")
 
 
 def again(store: Store) -> Store:
     """The same files as the next run sees them."""
-    return store if isinstance(store, MemoryFiles) else ParquetState(store.root, "s")
+    return store if isinstance(store, MemoryFiles) else ParquetState(store.store, "s")
 
 
 def session(saved: bytes | None, **fields: Any) -> Session:
@@ -156,14 +162,14 @@ def hurt(store: Store, file: File, how: str) -> None:
             content = store.files[file.path].content
             store.files[file.path].content = content[:-1] + bytes([content[-1] ^ 1])
         return
-    full = store.root / file.path
+    content = store.store.read(file.path)
+    middle = len(content) // 2
     if how == "missing":
-        full.unlink()
+        store.store.delete([file.path])
     elif how == "truncated":
-        full.write_bytes(full.read_bytes()[:200])
+        store.store.replace(file.path, content[:200])
     else:
-        content = full.read_bytes()
-        full.write_bytes(content[: len(content) // 2] + b"\x00!" + content[len(content) // 2 + 2 :])
+        store.store.replace(file.path, content[:middle] + b"\x00!" + content[middle + 2 :])
 
 
 @pytest.mark.parametrize("how", ["altered", "missing", "truncated"])
@@ -192,7 +198,7 @@ def test_state_files_are_swept_with_their_slice(store: Store) -> None:
     dead = store.save(P, "0-5-a", {"s": session(b"1")}, [])
     named = store.save(P, "0-5-b", {"s": session(b"2")}, [])
     sweeper = (
-        store if isinstance(store, MemoryFiles) else ParquetRecords(store.root, {}, "zstd", ())
+        store if isinstance(store, MemoryFiles) else ParquetRecords(store.store, {}, "zstd", ())
     )
     assert sweeper.sweep(P, "0-5-", {named.path}) == [dead.path]
     assert again(store).load([named], ["s"]) == {"s": session(b"2")}

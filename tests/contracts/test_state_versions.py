@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from msgspec.structs import replace
 
 from seriatim.engine.machine import UserMachine
 from seriatim.engine.offsets import Partition
+from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
 from seriatim.operations.prove.verify import Verification
 from seriatim.operations.status import session_states
 from seriatim.storage.audit import FileAudit
+from seriatim.storage.state_files import ParquetState
+from seriatim.storage.store import LocalStore
 from seriatim.stream import TableSettings
 from tests.contracts.disk_streams import DiskStream
 from tests.test_testing import Add, NewState, OldState, upgrade, versioned
@@ -51,14 +53,19 @@ class Versions(DiskStream):
             "in-a", session, msgspec.json.encode(Add(n, start=start)), timestamp=at_ms
         )
 
-    def saved(self) -> list[dict[str, Any]]:
-        """The state files' rows, by file, oldest first."""
-        files = self.accounts()[P].state
-        return [row for file in files for row in pq.read_table(self.root / file.path).to_pylist()]
+    def saved(self) -> dict[str, Session]:
+        """The sessions as they are stored, each by the newest file that has it."""
+        return dict(ParquetState(LocalStore(self.root), "s").all_sessions(self.accounts()[P].state))
 
     def versions(self) -> dict[str, int]:
-        """Each session's version, by the newest file that has it."""
-        return {row["session"]: row["state_version"] for row in self.saved()}
+        """Each session's version."""
+        return {name: session.state_version for name, session in self.saved().items()}
+
+
+def state_of(session: Session) -> NewState:
+    """The state that is stored of a session."""
+    assert session.state_bytes is not None
+    return msgspec.msgpack.decode(session.state_bytes, type=NewState)
 
 
 def begun(root: Path, **fields: Any) -> Versions:
@@ -83,9 +90,9 @@ def test_only_touched_sessions_are_rewritten(tmp_path: Path) -> None:
     outcome = one.run()
     first, second = one.accounts()[P].state
     assert (first, (tmp_path / old.path).read_bytes(), outcome.findings) == (old, content, [])
-    rows = {row["session"]: row for row in pq.read_table(tmp_path / second.path).to_pylist()}
-    assert {name: row["state_version"] for name, row in rows.items()} == {"s03": 2, "s07": 2}
-    assert msgspec.msgpack.decode(rows["s07"]["state"], type=NewState) == NewState(15, doubled=True)
+    sessions = dict(ParquetState(LocalStore(tmp_path), "s").all_sessions([second]))
+    assert {name: one.state_version for name, one in sessions.items()} == {"s03": 2, "s07": 2}
+    assert state_of(sessions["s07"]) == NewState(15, doubled=True)
     assert one.versions() == dict.fromkeys(SESSIONS, 1) | {"s03": 2, "s07": 2}
     records = (
         DeltaTable(tmp_path / "records")
@@ -155,8 +162,8 @@ def test_a_version_may_be_left_out(tmp_path: Path) -> None:
     for session in ("s01", "s02"):
         one.add(session, 1)
     one.run()
-    states = {row["session"]: row["state"] for row in one.saved()}
-    third = {name: msgspec.msgpack.decode(states[name], type=NewState).n for name in ("s01", "s02")}
+    saved = one.saved()
+    third = {name: state_of(saved[name]).n for name in ("s01", "s02")}
     assert third == {"s01": 204, "s02": 103}
     assert one.versions() == dict.fromkeys(SESSIONS, 1) | {"s01": 3, "s02": 3}
 
@@ -167,7 +174,7 @@ def test_verify_and_status_read_every_version(tmp_path: Path) -> None:
     one.deploy(2, NewState, upgrade=upgrade)
     one.add("s02", 1)
     one.run()
-    done = Verification("s", FileAudit(tmp_path)).run()
+    done = Verification("s", FileAudit(LocalStore(tmp_path))).run()
     assert (done.difference, done.sessions) == (None, 20)
     head = one.ledger.head("s")
 
@@ -197,8 +204,5 @@ def test_a_session_that_could_not_end_has_the_version_of_its_bytes(tmp_path: Pat
     assert [(finding.finding, finding.cause) for finding in one.run().findings] == [
         ("raised", "ValueError: no end")
     ]
-    (row,) = [row for row in one.saved() if row["session"] == "s05"][-1:]
-    assert (row["state_version"], msgspec.msgpack.decode(row["state"], type=NewState)) == (
-        2,
-        NewState(10, doubled=True),
-    )
+    session = one.saved()["s05"]
+    assert (session.state_version, state_of(session)) == (2, NewState(10, doubled=True))

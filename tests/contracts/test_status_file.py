@@ -5,16 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.operations.stream_status import SavedStatus
 from seriatim.storage.status_file import StatusFiles
+from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
 
 
 def test_manifests_say_what_the_ledger_says(tmp_path: Path) -> None:
     """The last entry, each of the past, and all of them backward."""
-    made, files = create_filled_output(tmp_path / "s"), StatusFiles(tmp_path / "s")
+    made, files = create_filled_output(tmp_path / "s"), StatusFiles(LocalStore(tmp_path / "s"))
     ledger = made.ledger.head("s").ledger
     assert files.last_ledger() == ledger
     entries = list(made.ledger.entries("s", -1))
@@ -25,16 +27,17 @@ def test_manifests_say_what_the_ledger_says(tmp_path: Path) -> None:
 
 def test_a_try_that_never_came_to_be_is_not_taken_for_an_entry(tmp_path: Path) -> None:
     """Of several manifests with one number, it is the one that the next entry names."""
-    made, files = create_filled_output(tmp_path / "s"), StatusFiles(tmp_path / "s")
+    made, files = create_filled_output(tmp_path / "s"), StatusFiles(LocalStore(tmp_path / "s"))
     entries = list(made.ledger.entries("s", -1))
     for number in (2, 3):
-        made.ledger.put_manifest(number, b"never came to be")
+        entry = replace(entries[number].entry, attempt="never came to be")
+        made.ledger.put_manifest(replace(entries[number], entry=entry))
     assert files.manifest(2) == entries[2]
 
 
 def test_a_stream_that_was_never_run_has_nothing(tmp_path: Path) -> None:
     """No ledger, no entry, no status; and no error."""
-    files = StatusFiles(tmp_path)
+    files = StatusFiles(LocalStore(tmp_path))
     assert (files.last_ledger(), files.read_status(), list(files.manifests_backward(5))) == (
         None,
         None,
@@ -46,14 +49,14 @@ def test_a_stream_that_was_never_run_has_nothing(tmp_path: Path) -> None:
 
 def test_what_is_damaged_is_refused(tmp_path: Path) -> None:
     """A manifest whose hash differs or that is gone, a witness that is no JSON."""
-    made, files = create_filled_output(tmp_path / "s"), StatusFiles(tmp_path / "s")
+    made, files = create_filled_output(tmp_path / "s"), StatusFiles(LocalStore(tmp_path / "s"))
     (path,) = (made.root / "manifests").glob("0000000002-*")
     whole = path.read_bytes()
     path.write_bytes(whole + b"x")
     with pytest.raises(IntegrityError, match="entry 2 cannot be read: its hash differs"):
         files.manifest(2)
     path.unlink()
-    with pytest.raises(IntegrityError, match="entry 2 cannot be read: No such file"):
+    with pytest.raises(IntegrityError, match="entry 2 cannot be read: it is missing"):
         list(files.manifests_backward(1000))
     (made.root / "head.json").write_text("{")
     with pytest.raises(IntegrityError, match="head"):
@@ -64,7 +67,10 @@ def test_the_status_file_comes_back_as_it_was_put(tmp_path: Path) -> None:
     """What is no status of ours is none at all."""
     made = DiskStream(tmp_path / "s")
     made.root.mkdir()
-    files, status = StatusFiles(made.root), SavedStatus(stream="s", at_seconds=1.5, gaps_open=3)
+    files, status = (
+        StatusFiles(LocalStore(made.root)),
+        SavedStatus(stream="s", at_seconds=1.5, gaps_open=3),
+    )
     files.write_status(status)
     assert files.read_status() == status
     (made.root / "status.json").write_bytes(b'{"at_seconds": "soon"}')

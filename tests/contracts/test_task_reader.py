@@ -14,12 +14,13 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
+from seriatim.engine.files import SourceFailedError
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.kafka import task_reader
 from seriatim.kafka.consumer import KafkaPastMessageReader
 from seriatim.kafka.task_reader import KafkaRangeReader
 from seriatim.kafka.wire import parse_raw_batches
-from seriatim.ports import SourceFailedError, UnreadableMessageError
+from seriatim.ports import UnreadableMessageError
 from tests.contracts.test_raw_batches import RealSide
 
 WAIT_SECONDS = 180

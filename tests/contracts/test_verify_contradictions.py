@@ -14,9 +14,11 @@ from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from msgspec.structs import replace
 
 from seriatim.ledger.commit import commit
-from seriatim.ledger.model import Change, Entry
+from seriatim.ledger.entries import Entry, VerdictEntry
+from seriatim.ledger.model import Change
 from seriatim.ports import LedgerHead
 from seriatim.storage.audit import FileAudit
+from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.verify_helper import first_difference, paths, verify
 
@@ -153,18 +155,16 @@ def _commit_by_hand(made: DiskStream, ledger: Any) -> None:
     """An entry of nothing whose manifest says another ledger: chain, hashes and transaction are
     right.
     """
-    from seriatim.ledger.model import Manifest, encode_manifest
+    from seriatim.ledger.manifests import Manifest
 
-    entry = Entry(
-        kind="verdict", attempt="hand", sequence=ledger.sequence + 1, previous=ledger.sha256
-    )
+    entry = VerdictEntry(attempt="hand", sequence=ledger.sequence + 1, previous=ledger.sha256)
     manifest = Manifest(entry=entry, ledger=replace(ledger, sequence=entry.sequence))
-    path, sha256 = made.ledger.put_manifest(entry.sequence, encode_manifest(manifest))
+    reference = made.ledger.put_manifest(manifest)
     mark = {
         "sequence": entry.sequence,
         "previous": entry.previous,
-        "manifest": path,
-        "sha256": sha256,
+        "manifest": reference.path,
+        "sha256": reference.sha256,
     }
     table = DeltaTable(made.root / "records")
     properties = CommitProperties(
@@ -172,7 +172,7 @@ def _commit_by_hand(made: DiskStream, ledger: Any) -> None:
         app_transactions=[Transaction("seriatim", entry.sequence)],
     )
     table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
-    made.ledger.put_witness(entry.sequence, sha256)
+    made.ledger.put_witness(entry.sequence, reference.sha256)
 
 
 def test_a_state_that_its_records_do_not_make_is_found(
@@ -204,11 +204,11 @@ def test_records_twice_in_the_table_are_found(root: Path) -> None:
     are not unique.
     """
     path = paths(root, "records/in-b/0/*.parquet")[0]
-    outline = FileAudit(root).outline(str(path.relative_to(root)))
+    outline = FileAudit(LocalStore(root)).outline(str(path.relative_to(root)))
     assert outline.first_disorder is None
     table = pq.read_table(path, partitioning=None)
     pq.write_table(pa.concat_tables([table, table.slice(table.num_rows - 1)]), path)
-    twice = FileAudit(root).outline(str(path.relative_to(root)))
+    twice = FileAudit(LocalStore(root)).outline(str(path.relative_to(root)))
     assert twice.first_disorder == (
         table.column("offset")[-1].as_py(),
         table.column("index")[-1].as_py(),

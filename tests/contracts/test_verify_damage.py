@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from seriatim.ledger.delta_store import DeltaLedger
+from seriatim.storage import audit
+from seriatim.storage.store import LocalStore, Store, xxh3_and_sha256
 from tests.contracts.verify_helper import first_difference, flip_bit, paths, verify
 
 FLIPS_SAMPLE, FLIPS_FULL = 30, 300
@@ -89,6 +91,29 @@ def test_a_missing_file_is_found_by_name(root: Path, pattern: str, number: int) 
     assert "restore" in found.next
 
 
+def test_a_file_forged_to_have_the_same_xxh3_is_found(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """XXH3 is no proof against somebody who wants another content: SHA-256 is checked as well."""
+    path = paths(root, "records/**/*.parquet")[0]
+    forged_key = path.relative_to(root).as_posix()
+    store = LocalStore(root)
+    committed = xxh3_and_sha256(store, forged_key)
+
+    def with_forged_xxh3(opened: Store, key: str) -> tuple[str, str]:
+        xxh3, sha256 = xxh3_and_sha256(opened, key)
+        return (committed[0] if key == forged_key else xxh3), sha256
+
+    monkeypatch.setattr(audit, "xxh3_and_sha256", with_forged_xxh3)
+    assert verify(root).difference is None
+    # The name of the library in the footer: nothing else would notice this change.
+    path.write_bytes(path.read_bytes().replace(b"parquet-cpp-arrow", b"parquet-cpp-arroW"))
+    difference = first_difference(root, everything=True)
+    assert difference.description == "a file is damaged"
+    assert difference.expected == f"SHA-256 {committed[1]}"
+    assert difference.found == f"SHA-256 {xxh3_and_sha256(store, forged_key)[1]}"
+
+
 def test_a_missing_commit_is_found_by_name(root: Path) -> None:
     """In the middle of the log; at its end the witness has seen it."""
     path = root / "records/_delta_log" / f"{4:020d}.json"
@@ -105,7 +130,7 @@ def test_a_ledger_that_was_rolled_back_is_found(root: Path) -> None:
 
 def test_old_state_that_is_gone_is_no_damage(root: Path) -> None:
     """State that later state replaced may be deleted one day: it is counted."""
-    head = DeltaLedger(root).head("s")
+    head = DeltaLedger(LocalStore(root)).head("s")
     assert head is not None
     current = {file.path for account in head.ledger.partitions.values() for file in account.state}
     old = next(

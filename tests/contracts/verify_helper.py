@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 from seriatim.operations.prove.difference import Difference
-from seriatim.operations.prove.verify import Verification, VerifyResult, VerifyTableSpec
+from seriatim.operations.prove.folded_rows import StateRowReader, state_row_reader
+from seriatim.operations.prove.verify import Verification, VerifyResult
 from seriatim.storage.audit import FileAudit
-from tests.contracts.disk_streams import COLUMNS, DiskStream
+from seriatim.storage.store import LocalStore
+from tests.contracts.disk_streams import DiskStream
 
-TABLE = VerifyTableSpec(("id",), tuple(COLUMNS), DiskStream(Path()).runner.load)
+READER = state_row_reader(DiskStream(Path()).runner)
 
 
 def verify(
-    root: Path, *, everything: bool = False, table: VerifyTableSpec | None = TABLE
+    root: Path, *, everything: bool = False, table: StateRowReader | None = READER
 ) -> VerifyResult:
     """Verify once."""
-    return Verification("s", FileAudit(root), from_first_entry=everything, table_spec=table).run()
+    return Verification(
+        "s", FileAudit(LocalStore(root)), from_first_entry=everything, row_reader=table
+    ).run()
 
 
 def first_difference(root: Path, **options: Any) -> Difference:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.airflow.test_run_request import HOSTILE
 from tests.dags.bag import ROOT, ask, write_stream
+from tests.operations.test_run_request import HOSTILE
 
 HEAVY = (
     "pyspark",
@@ -173,7 +173,7 @@ def test_hostile_values_are_refused_by_the_form_or_by_plan(tmp_path: Path) -> No
     write_stream(tmp_path / "streams", "orders")
     code = f"""
 from airflow.sdk.exceptions import ParamValidationError
-from seriatim.airflow.run_request import parse_run_request
+from seriatim.operations.run_request import parse_run_request
 from seriatim.errors import ConfigError
 form, hostile, typed, planned = bag.dags["orders"].params, json.loads({json.dumps(json.dumps(HOSTILE))}), 0, 0
 for given in hostile:

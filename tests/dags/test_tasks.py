@@ -146,12 +146,12 @@ other.write_text("")
 whom = [FailureCallback(names, FOLDER)._affected_streams(given) for names, given in asked]
 answers['a_run_concerns_the_stream_whose_task_failed'] = whom
 other.unlink()
-from seriatim.alerts.outbox import DiskOutbox
+from seriatim.alerts.outbox import StoreOutbox
 def unreadable(*_): raise PermissionError("not ours")
-kept, DiskOutbox.notes = DiskOutbox.notes, unreadable
+kept, StoreOutbox.notes = StoreOutbox.notes, unreadable
 whom = FailureCallback(["a", "b"], FOLDER)._affected_streams({"run_id": "r1"})
 answers['notes_that_cannot_be_read_keep_nobody_from_being_told'] = whom
-DiskOutbox.notes = kept
+StoreOutbox.notes = kept
 from airflow.sdk.exceptions import AirflowSkipException
 from seriatim.airflow.repair import RepairPlanOperator
 part = {"partition": "a/0", "does": "folds again [0, 5)", "why": "lost", "messages": 5}
@@ -190,11 +190,11 @@ for form in asked:
     Told(["orders"], FOLDER, run_succeeded=True)(context(**form))
 answers['a_rehearsal_ends_no_incident'] = [note[0] for note in notes()]
 def full(*_): raise SeriatimError("no room")
-kept, DiskOutbox.add_note, told = DiskOutbox.add_note, full, []
+kept, StoreOutbox.add_note, told = StoreOutbox.add_note, full, []
 Told(["orders"], FOLDER)(context())
 one = CommandOperator(task_id="plan", arguments=["plan", "none-such"], folder=FOLDER, stream="orders")
 answers['a_note_that_cannot_be_left_is_told_all_the_same'] = [told, tried(one, context())[0]]
-DiskOutbox.add_note = kept
+StoreOutbox.add_note = kept
 one = FoldOperator(task_id="fold", stream="orders", folder=FOLDER)
 def nowhere(*_): raise PlatformError("no JARs can be had", next="make setup")
 from seriatim.errors import PlatformError
@@ -202,14 +202,14 @@ jars.ensure_jars = nowhere
 answers['fold_leaves_a_note_where_nothing_could_be_submitted'] = [tried(one, context()), notes()]
 from seriatim.alerts.incidents import REPAIR, Concern, AlertState, Incident
 incident = Incident(concern=Concern(kind=REPAIR, text="x", next=""), since_seconds=1.0)
-environment.open_outbox(FOLDER, "orders").put_alert_state(AlertState(open_incidents={REPAIR: incident}))
+environment.open_outbox(FOLDER, "orders").put_alert_state(AlertState(open_incidents={REPAIR: incident}), 0)
 kept, found = context, []
 for form in ({}, {"partition": "a/0"}):
     context = lambda form=form, kept=kept: {**kept(), "params": {"stream": "orders", **form}}
     planned([], [])
     found.append([note[0] for note in notes()])
 context = kept
-environment.open_outbox(FOLDER, "orders").put_alert_state(AlertState())
+environment.open_outbox(FOLDER, "orders").put_alert_state(AlertState(), 1)
 answers['a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair'] = found
 from seriatim.airflow.watch import WatchOperator
 class States:
@@ -231,7 +231,7 @@ for number, run in enumerate(("r3", "r1", "r2")):
     environment.open_outbox(FOLDER, "orders").add_note(note)
 SilentWatch(task_id="watch", arguments=["watch", "--once"], folder=FOLDER).execute({**context(), "ti": States()})
 answers['watch_notes_the_end_of_a_run_that_was_marked_failed'] = [States.asked, watched]
-from seriatim.failure import CommandOutcome, Failure
+from seriatim.engine.failure import CommandOutcome, Failure
 from seriatim.engine.findings import Finding, new_findings_error
 jars.ensure_jars = lambda *_: []
 error = new_findings_error("orders", [Finding(finding="gap", topic="a", partition=0, offset=3)])

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from seriatim.engine.after_loss import tier_doubts_after_loss
 from seriatim.engine.findings import TIERS, GapMark, Tier
 from seriatim.engine.fold import Fold, Limits
 from seriatim.engine.messages import MessageBatch
+from seriatim.engine.rules import WindowSize, tier_doubts_after_loss
 from seriatim.engine.session import Counts, Session
-from seriatim.engine.window import WindowSize
 from tests.engine.test_fold import Message, P, machine, told
 
 BORDER = 100

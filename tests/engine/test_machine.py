@@ -11,8 +11,9 @@ import pytest
 from msgspec import Meta, Struct
 from msgspec import field as renamed
 
-from seriatim.engine.machine import Machine, UserMachine, fits_column_type
+from seriatim.engine.machine import Machine, UserMachine
 from seriatim.engine.messages import Poison
+from seriatim.engine.records import fits_column_type
 from seriatim.errors import ConfigError
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seriatim.engine.state_merging import STATE_FILES_MAX, merge_count
+from seriatim.engine.files import STATE_FILES_MAX, merge_count
 from seriatim.errors import BrokenPromiseError
 
 

@@ -15,9 +15,9 @@ from seriatim.engine.findings import GapMark
 from seriatim.engine.fold import Fold, Limits
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Partition
+from seriatim.engine.rules import WindowSize
 from seriatim.engine.session import Session
 from seriatim.engine.table import TableMachine
-from seriatim.engine.window import WindowSize
 from tests.engine.test_fold import Folder, machine, told
 
 P = Partition("a", 0)

@@ -23,6 +23,7 @@ from seriatim.fast.fold import CompiledFold
 from seriatim.fast.table import CompiledTable
 from seriatim.storage.arrow import message_batches
 from seriatim.storage.record_files import ParquetRecords
+from seriatim.storage.store import LocalStore
 
 PARTITION = Partition("in-a", 0)
 COLUMNS = {"id": "string", "n": "int64", "x": "float64", "ok": "bool", "t": "string"}
@@ -72,7 +73,9 @@ class Twin:
         """A new task, with the state that the last one saved."""
         runner = self.machine(**self.table)
         self.fold = self.kind(PARTITION, runner, load_sessions=self._load, **self.fold_settings)
-        store = ParquetRecords(Path("nowhere"), runner.columns, "zstd", (), values_are_checked=True)
+        store = ParquetRecords(
+            LocalStore(Path("nowhere")), runner.columns, "zstd", (), values_are_checked=True
+        )
         self.writer = store.record_writer(PARTITION, "id", "stem")
         self.writer.file = self.sheet  # type: ignore[assignment]
 

@@ -17,11 +17,11 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim import context, stream_files
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.task import PartitionWork, TaskContext, TaskResult, read_result, run_task
 from seriatim.errors import PlatformError
 from seriatim.fast.helpers import fold
-from seriatim.ledger.model import File
 from seriatim.storage.arrow import message_batches
 
 PLACE = Partition("t", 0)

@@ -37,16 +37,18 @@ def make_output() -> None:
         root = Path(folder)
         for name in ("streams", "expectations"):
             shutil.copytree(
-                output.GOLDEN / name, root / name, ignore=shutil.ignore_patterns("__pycache__")
+                output.NEWEST / name, root / name, ignore=shutil.ignore_patterns("__pycache__")
             )
         output.make(root)
-        output.pack(root)
-        shutil.copy(root / "messages.jsonl", output.GOLDEN)
+        output.pack(root, output.NEWEST)
+        shutil.copy(root / "messages.jsonl", output.NEWEST)
 
 
 def make_outcomes() -> None:
-    """What comes of that output."""
-    output.PINNED.write_text(json.dumps(output.outcomes(), indent=1) + "\n")
+    """What comes of these outputs."""
+    for golden in output.GOLDENS:
+        outcomes = json.dumps(output.outcomes(golden), indent=1)
+        (golden / "outcomes.json").write_text(f"{outcomes}\n")
 
 
 def make_json() -> None:

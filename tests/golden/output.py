@@ -1,11 +1,11 @@
-"""An output of today, kept as files: how it was made, and how it is opened again over the same
-messages.
+"""Outputs of each format, kept as files: how they were made, and how they are opened again over the
+same messages.
 
-`tests/golden/output_v3/` has stream files, three outputs (`out.tar.xz`), and the messages that made
-them (`messages.jsonl`). It is what a user of this version has on disk, so every later version must
-go on with it. Made by `python -m tests.golden.make output`, which nobody should need again: the
-files are the point. What comes of it (`outcomes.json`) is made anew by `python -m tests.golden.make
-outcomes`, for a deliberate change only.
+`tests/golden/output_v3/` and `output_v4/` have stream files, three outputs (`out.tar.xz`), and the
+messages that made them (`messages.jsonl`). It is what a user of that format has on disk, so every
+later version must go on with it. Made by `python -m tests.golden.make output` by the version that
+writes the format, which nobody should need again: the files are the point. What comes of it
+(`outcomes.json`) is made anew by `python -m tests.golden.make outcomes`, for a deliberate change only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ from tests.golden.shape import answer_shape
 
 HERE = Path(__file__).parent
 GOLDEN = HERE / "output_v3"
-ARCHIVE = GOLDEN / "out.tar.xz"
-PINNED = GOLDEN / "outcomes.json"
+"""The oldest output. Tests that need one output take this one."""
+NEWEST = HERE / "output_v4"
+"""What the present format writes."""
+GOLDENS = (GOLDEN, NEWEST)
 TOPICS = {"in-a": 2, "in-b": 1, "trades": 1}
 STREAMS = ("orders", "waiting", "market")
 LOST = ("in-b", 0, 24)
@@ -198,11 +200,11 @@ def make(folder: Path) -> None:
         path.write_text(path.read_text().replace(str(folder), "/golden"))
 
 
-def pack(folder: Path) -> None:
+def pack(folder: Path, golden: Path) -> None:
     """Keep the outputs as one small archive: they are some three hundred files that look much
     alike.
     """
-    with tarfile.open(ARCHIVE, "w:xz", preset=9) as archive:
+    with tarfile.open(golden / "out.tar.xz", "w:xz", preset=9) as archive:
         for path in sorted((folder / "out").rglob("*")):
             if path.is_file():
                 archive.add(path, str(path.relative_to(folder)), filter=_nameless)
@@ -216,15 +218,15 @@ def _nameless(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[FakeCluster]:
+def opened(folder: Path, golden: Path = GOLDEN) -> Iterator[FakeCluster]:
     """A copy of the golden output in an empty folder, over the messages that made it."""
-    with tarfile.open(ARCHIVE) as archive:
+    with tarfile.open(golden / "out.tar.xz") as archive:
         archive.extractall(folder, filter="data")
     for name in ("streams", "expectations"):
-        shutil.copytree(GOLDEN / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(golden / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     cluster = new_cluster("later")
     cluster.clock.now += 3_600
-    phases = from_lines((GOLDEN / "messages.jsonl").read_text().splitlines())
+    phases = from_lines((golden / "messages.jsonl").read_text().splitlines())
     cluster.produce(batch for phase in range(LATER) for batch in phases[phase])
     with cluster.installed(folder):
         yield cluster
@@ -307,22 +309,22 @@ def published(folder: Path, cluster: FakeCluster) -> dict[str, Any]:
     return {"said": said, "outcome": everything(folder)}
 
 
-def outcomes() -> dict[str, Any]:
-    """All that this version makes of the golden output."""
+def outcomes(golden: Path) -> dict[str, Any]:
+    """All that this version makes of a golden output."""
     found: dict[str, Any] = {}
-    with TemporaryDirectory() as folder, opened(Path(folder)) as cluster:
+    with TemporaryDirectory() as folder, opened(Path(folder), golden) as cluster:
         found["read"] = everything(Path(folder))
         found["verified"] = verified("--all", "--kafka")
         found["runs"] = folded_on(cluster)
         found["folded"] = everything(Path(folder))
-    with TemporaryDirectory() as folder, opened(Path(folder)):
+    with TemporaryDirectory() as folder, opened(Path(folder), golden):
         found["repaired"] = repaired(Path(folder))
-    with TemporaryDirectory() as folder, opened(Path(folder)) as cluster:
+    with TemporaryDirectory() as folder, opened(Path(folder), golden) as cluster:
         found["published"] = published(Path(folder), cluster)
     return found
 
 
-def pinned() -> dict[str, Any]:
+def pinned(golden: Path = GOLDEN) -> dict[str, Any]:
     """What must come of it."""
-    values: dict[str, Any] = json.loads(PINNED.read_text())
+    values: dict[str, Any] = json.loads((golden / "outcomes.json").read_text())
     return values

@@ -25,7 +25,8 @@ from seriatim import config, context, stream_files
 from seriatim.embedded.broker import BrokerInfo
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import read_head
-from seriatim.ledger.model import Ledger, Manifest
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Ledger
 from seriatim.operations.run import FoldRun, RunOutcome
 
 TABLE = {
@@ -110,13 +111,9 @@ class Lab:
     ) -> RunOutcome:
         """Run a stream in this process."""
         file = stream_files.load_stream(name, self.settings.streams)
-        reader = context.LazySpark(file, self.settings, silent)
-        reader.spark = self.spark()
-        folding = FoldRun(
-            file.stream,
-            stream_files.load_runner(file),
-            context.fold_context(file, self.settings, reader),
-        )
+        open_stream = context.open_for_fold(file, self.settings, silent)
+        open_stream.spark.spark = self.spark()
+        folding = FoldRun(open_stream)
         ends = {Partition.parse(place): end for place, end in until.items()} if until else None
         return folding.run(messages_max or file.stream.slice.messages_max, ends)
 

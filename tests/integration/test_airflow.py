@@ -297,7 +297,7 @@ def test_a_mail_server_that_is_down_loses_nothing(airflow: Standalone) -> None:
         desks = airflow.folder / "home" / "outbox"
         airflow.wait(
             "a mail waits",
-            lambda: [p for p in desks.glob("s_again-*/desk.json") if "subject" in p.read_text()],
+            lambda: [p for p in desks.glob("s_again-*/state/*.json") if "subject" in p.read_text()],
         )
     finally:
         airflow.mail_up()

@@ -206,7 +206,7 @@ def answered(place: TroubledAirflow, answer: str) -> str:
     path = f"dags/seriatim_repair/dagRuns/{run}/taskInstances/approve/-1/hitlDetails"
     asked = place.api(path)
     assert asked["subject"] == "Repair four?"
-    assert "four-topic/2  goes on at offset 2, without 1 offsets [1, 2)" in asked["body"]
+    assert "four-topic/2  goes on at offset 2, without 1 offset [1, 2)" in asked["body"]
     place.api(path, {"chosen_options": [answer], "params_input": {}}, "PATCH")
     assert place.run("seriatim_repair", run) == "success"
     return run

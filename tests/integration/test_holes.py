@@ -21,10 +21,9 @@ from confluent_kafka import Message, Producer
 from seriatim import context, stream_files
 from seriatim.config import Settings
 from seriatim.engine.findings import GapMark
-from seriatim.engine.offsets import OffsetRange, Partition, find_holes
+from seriatim.engine.offsets import OffsetRange, Partition, Ranges, find_holes
 from seriatim.kafka.spark_reader import SparkSource, TaskSource
 from seriatim.operations.run import FoldRun, RunOutcome
-from seriatim.operations.slicing import Ranges
 from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, Source
 from tests.contracts.test_raw_batches import COMPACTED, RealSide
 from tests.integration.lab import Lab, fold_messages, silent
@@ -256,13 +255,10 @@ class Dropping(context.LazySpark):
 def fold_dropping(lab: Lab, name: str, lost: set[int], messages_max: int) -> RunOutcome:
     """Run a stream through a reader that drops these offsets."""
     file = stream_files.load_stream(name, lab.settings.streams)
-    reader = Dropping(file, lab.settings, lost)
-    reader.spark = lab.spark()
-    return FoldRun(
-        file.stream,
-        stream_files.load_runner(file),
-        context.fold_context(file, lab.settings, reader),
-    ).run(messages_max)
+    open_stream = context.open_for_fold(file, lab.settings, silent)
+    open_stream.spark = Dropping(file, lab.settings, lost)
+    open_stream.spark.spark = lab.spark()
+    return FoldRun(open_stream).run(messages_max)
 
 
 def test_the_same_holes_by_dropping_are_each_found(lab: Lab, topic: Topic, full: bool) -> None:

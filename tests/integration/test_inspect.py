@@ -49,13 +49,9 @@ def hurt(lab: Lab, topic: Callable[..., str]) -> tuple[Lab, str, str]:
 def fold_traced(lab: Lab, stream: str, messages_max: int) -> None:
     """Run a stream in this process, with the hunted session traced where its messages are."""
     file = stream_files.load_stream(stream, lab.settings.streams)
-    reader = context.LazySpark(file, lab.settings, silent)
-    reader.spark, reader.traced_sessions = lab.spark(), ("hunted",)
-    FoldRun(
-        file.stream,
-        stream_files.load_runner(file),
-        context.fold_context(file, lab.settings, reader),
-    ).run(messages_max)
+    open_stream = context.open_for_fold(file, lab.settings, silent)
+    open_stream.spark.spark, open_stream.spark.traced_sessions = lab.spark(), ("hunted",)
+    FoldRun(open_stream).run(messages_max)
     files = sorted(
         (lab.root(stream) / "traces").rglob("*.parquet"),
         key=lambda path: int(path.stem.split("-")[1]),
@@ -103,7 +99,7 @@ def test_the_commands(hurt: tuple[Lab, str, str], tmp_path: Path) -> None:
     )
     assert (made["partitions"][0]["from"], made["partitions"][0]["asked"]) == (12000, 13000)
     assert told(lab, "diff", stream, str(again))["count"] == 0
-    refused = lab.command("replay", stream, "hunted", "--break", "__import__('os').system('id')")
+    refused = lab.command("replay", stream, "hunted", "--break", "message.price <")
     assert (refused.returncode, "is refused" in refused.stderr) == (2, True)
     the_first_line_comes_before_the_end(lab, stream)
     a_terminal_gets_pdb(lab, stream)

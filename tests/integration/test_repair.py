@@ -13,7 +13,6 @@ import pytest
 from deltalake import DeltaTable
 
 from seriatim import context, stream_files
-from seriatim.cli.repair import repair_context
 from seriatim.engine.crash_points import CRASH_POINTS, REPAIR_POINTS, arm
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.refold import RefoldResult
@@ -60,9 +59,8 @@ BUG = """if message.v == 99:
 def repaired(lab: Lab, name: str, messages_max: int = 100_000, **request: Any) -> RefoldResult:
     """One command, in this process."""
     file = stream_files.load_stream(name, lab.settings.streams)
-    reader = context.LazySpark(file, lab.settings, lambda _: None)
-    reader.spark = lab.spark()
-    tools = repair_context(file, lab.settings, reader)
+    tools = context.open_for_fold(file, lab.settings, lambda _: None)
+    tools.spark.spark = lab.spark()
     return RepairRun(tools).apply(plan_repair(tools, RepairRequest(**request)), messages_max)
 
 

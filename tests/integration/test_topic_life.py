@@ -25,12 +25,9 @@ Create = Callable[..., str]
 def fold(lab: Lab, name: str, messages_max: int, progress: ProgressCallback) -> RunOutcome:
     """Run a stream in this process, with somebody who acts after each slice."""
     file = stream_files.load_stream(name, lab.settings.streams)
-    reader = context.LazySpark(file, lab.settings, silent)
-    reader.spark = lab.spark()
-    world = context.fold_context(file, lab.settings, reader)
-    return FoldRun(file.stream, stream_files.load_runner(file), world, progress=progress).run(
-        messages_max
-    )
+    open_stream = context.open_for_fold(file, lab.settings, silent)
+    open_stream.spark.spark = lab.spark()
+    return FoldRun(open_stream, progress=progress).run(messages_max)
 
 
 def make_again(lab: Lab, topic: Create, name: str, partitions: int = 1) -> None:
@@ -181,8 +178,10 @@ def test_made_again_in_mid_run_between_two_slices(lab: Lab, topic: Create) -> No
     ]
 
     accept_topic(
-        context.decision_context(
-            stream_files.load_stream(stream, lab.settings.streams), lab.settings
+        context.ConnectedStream(
+            stream_files.load_stream(stream, lab.settings.streams),
+            lab.settings,
+            writes_records=True,
         ),
         name,
         "meant",

@@ -23,6 +23,7 @@ from seriatim.kafka import client
 from seriatim.kafka.consumer import KafkaPastMessageReader
 from seriatim.kafka.log import KafkaLog
 from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
+from seriatim.storage.store import LocalStore
 
 
 @pytest.fixture
@@ -253,7 +254,9 @@ NOBODY = {"bootstrap.servers": "127.0.0.1:9"}
 USERS: dict[str, Callable[[dict[str, str], Path], Any]] = {
     "log": lambda settings, _: KafkaLog(settings),
     "reread": lambda settings, _: KafkaPastMessageReader(settings),
-    "requests": lambda settings, root: KafkaSnapshotRequester(settings, "asks", root).send([]),
+    "requests": lambda settings, root: KafkaSnapshotRequester(
+        settings, "asks", LocalStore(root)
+    ).send([]),
     "answers": lambda settings, _: SnapshotRequestListener(settings, "asks"),
     "topics": lambda settings, _: create_topics(settings, {}),
     "send": lambda settings, _: _MessageSender(settings),

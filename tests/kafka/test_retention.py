@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from seriatim.engine.findings import format_duration
 from seriatim.kafka.retention import (
     MESSAGE_OVERHEAD_BYTES,
-    Pace,
     RetainedLog,
     RetentionRules,
     TimeLeft,
@@ -22,6 +21,7 @@ from seriatim.kafka.retention import (
     times_left,
     will_catch_up,
 )
+from seriatim.ledger.model import Pace
 
 HOUR_MS = 3_600_000
 NOW = 1_800_000_000.0

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from seriatim.engine.offsets import Partition
 from seriatim.errors import FencedError, IntegrityError, PlatformError
 from seriatim.ledger.commit import TRIES_MAX, commit, read_head, start_ledger
-from seriatim.ledger.model import Change, Entry, Ledger
+from seriatim.ledger.entries import Entry, HoldEntry, SliceEntry
+from seriatim.ledger.manifests import ManifestReference
+from seriatim.ledger.model import Change, Ledger
 from seriatim.ports import CommitConflictError, LedgerHead
 from seriatim.testing import MemoryClock, MemoryLedger
 
@@ -37,7 +39,7 @@ def begun() -> tuple[MemoryLedger, LedgerHead]:
 
 def slice_of(partition: Partition = P, frontier: int = 0, until: int = 5) -> Entry:
     """An entry that moves a frontier."""
-    return Entry(kind="slice", attempt="a1", changes=(change(partition, frontier, until),))
+    return SliceEntry(attempt="a1", changes=(change(partition, frontier, until),))
 
 
 def others(store: MemoryLedger, *entries: Entry) -> Callable[[str], None]:
@@ -98,7 +100,7 @@ def test_an_entry_is_built_again_on_top_of_others() -> None:
     store.on_call = others(store, slice_of(Q))
     after, done = commit(store, MemoryClock(), head, slice_of())
     assert done.sequence == 2
-    assert done.previous == store.commits[1].sha256
+    assert done.previous == store.commits[1].manifest.sha256
     assert {place: account.frontier for place, account in after.ledger.partitions.items()} == {
         "in-a/0": 5,
         "in-a/1": 5,
@@ -118,8 +120,8 @@ def test_who_comes_second_is_fenced() -> None:
 def test_a_partition_newly_held_is_dropped_and_the_rest_commits() -> None:
     """A repair may begin while a slice is being folded."""
     store, head = begun()
-    both = Entry(kind="slice", attempt="a1", changes=(change(P, 0, 5), change(Q, 0, 5)))
-    store.on_call = others(store, Entry(kind="hold", attempt="h", hold="h1", changes=(change(),)))
+    both = SliceEntry(attempt="a1", changes=(change(P, 0, 5), change(Q, 0, 5)))
+    store.on_call = others(store, HoldEntry(attempt="h", hold="h1", changes=(change(),)))
     after, done = commit(store, MemoryClock(), head, both)
     assert [str(made.partition) for made in done.changes] == ["in-a/1"]
     assert after.ledger.partitions["in-a/0"].frontier == 0
@@ -128,7 +130,7 @@ def test_a_partition_newly_held_is_dropped_and_the_rest_commits() -> None:
 def test_a_slice_all_of_whose_partitions_are_held_is_fenced() -> None:
     """Nothing is left to commit."""
     store, head = begun()
-    store.on_call = others(store, Entry(kind="hold", attempt="h", hold="h1", changes=(change(),)))
+    store.on_call = others(store, HoldEntry(attempt="h", hold="h1", changes=(change(),)))
     with pytest.raises(FencedError) as fenced:
         commit(store, MemoryClock(), head, slice_of())
     assert "held" in fenced.value.fields["found"]
@@ -274,8 +276,8 @@ def test_a_commit_between_reading_witness_and_ledger_is_no_alarm() -> None:
 def test_a_corrupt_manifest_is_refused() -> None:
     """Its hash is in the commit."""
     store, _ = begun()
-    path = store.commits[0].manifest
-    store.manifests[path] = store.manifests[path].replace(b"in-a", b"in-b")
+    path = store.commits[0].manifest.path
+    store.store.objects[path] += b" "
     with pytest.raises(IntegrityError, match="corrupt"):
         read_head(store, "s")
 
@@ -285,8 +287,8 @@ def test_a_zombie_cannot_set_on_an_old_head() -> None:
     store, head = begun()
     commit(store, MemoryClock(), head, slice_of(Q))
     with pytest.raises(CommitConflictError):
-        store.compare_and_set(head, slice_of(), "manifests/x", "x")
+        store.compare_and_set(head, slice_of(), ManifestReference(1, "manifests/x", "x"))
     with pytest.raises(CommitConflictError):
-        store.compare_and_set(None, slice_of(), "manifests/x", "x")
+        store.compare_and_set(None, slice_of(), ManifestReference(1, "manifests/x", "x"))
     assert read_head(store, "s") is not None
     assert isinstance(head.ledger, Ledger)

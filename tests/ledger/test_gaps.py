@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seriatim.engine.files import Certificate, File
 from seriatim.engine.findings import GapMark
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Counts
+from seriatim.ledger.entries import ENTRY_TYPES
 from seriatim.ledger.gaps import (
     Gap,
     GapsFold,
@@ -19,7 +21,8 @@ from seriatim.ledger.gaps import (
     quarantine_files,
     quarantine_release_finder,
 )
-from seriatim.ledger.model import Account, Certificate, Change, Entry, File, Halt, Ledger, Manifest
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Account, Change, Halt, Ledger
 
 P, OTHER = Partition("in-a", 0), Partition("in-a", 1)
 
@@ -40,7 +43,7 @@ def manifest(
         )
         for one in changes
     }
-    entry = Entry(kind=kind, attempt="a", sequence=sequence, changes=changes)
+    entry = ENTRY_TYPES[kind](attempt="a", sequence=sequence, changes=changes)
     return Manifest(entry=entry, ledger=Ledger(stream="s", sequence=sequence, partitions=accounts))
 
 

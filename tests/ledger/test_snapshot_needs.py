@@ -9,14 +9,15 @@ import pytest
 
 from seriatim.engine.findings import GapMark
 from seriatim.engine.offsets import Partition
-from seriatim.ledger.model import Change, Entry
+from seriatim.ledger.entries import ENTRY_TYPES, Entry
+from seriatim.ledger.model import Change
 from seriatim.ledger.snapshot_needs import collect_snapshot_requests
 from tests.ledger.test_gaps import change, closes, opens
 
 
 def entry(*changes: Change, kind: Any = "slice") -> Entry:
     """One commit."""
-    return Entry(kind=kind, attempt="a", changes=changes)
+    return ENTRY_TYPES[kind](attempt="a", changes=changes)
 
 
 def asked(*entries: Entry) -> list[tuple[str, str, int]]:

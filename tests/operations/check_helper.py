@@ -9,14 +9,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from seriatim.engine.files import File
 from seriatim.errors import IntegrityError
-from seriatim.ledger.model import File
 from seriatim.memory.check import MemoryChecker, MemorySight
-from seriatim.operations.prove.check import CheckContext, CheckResult, check_stream
-from seriatim.operations.prove.gather_evidence import CheckTableSpec
+from seriatim.operations.prove.check import CheckResult, check_stream
+from seriatim.operations.prove.evidence import RecordScanner
 from seriatim.operations.prove.suite import Expectation, Suites, join_suites, parse_suite
+from seriatim.operations.prove.verdict_rules import Checker
 from seriatim.stream import Stream
-from seriatim.testing import MemoryStream
+from seriatim.testing import MemoryStream, OpenMemoryStream
 
 SHIPPED = Path(__file__).parents[2] / "expectations"
 ATTEMPTS = count()
@@ -44,45 +45,26 @@ def values_between(
     )
 
 
-def check_table_spec(stream: Stream) -> CheckTableSpec | None:
-    """What a check must know of the table machine; None for another machine."""
-    if stream.machine != "table":
-        return None
-    return CheckTableSpec(
-        stream.table.key,
-        tuple(stream.table.columns),
-        stream.table.before,
-        stream.table_machine().load,
-    )
-
-
-def check_context_of(memory_stream: MemoryStream, *own: Expectation, **fields: Any) -> CheckContext:
-    """The context of a check of a stream in memory."""
+def run_check(
+    memory_stream: MemoryStream,
+    *own: Expectation,
+    checker: Checker | None = None,
+    record_scanner: RecordScanner | None = None,
+    open_stream: OpenMemoryStream | None = None,
+) -> CheckResult:
+    """Check a stream in memory."""
 
     def read(file: File) -> list[dict[str, Any]]:
         if file.path not in memory_stream.files.files:
             raise IntegrityError(f"{file.path} is missing")
         return memory_stream.files.files[file.path].rows
 
-    context_fields = {
-        "stream": memory_stream.stream.name,
-        "suites": shipped_suites(memory_stream.stream, *own),
-        "ledger": memory_stream.ledger,
-        "open_state": lambda: memory_stream.files,
-        "records": memory_stream.files,
-        "record_scanner": MemorySight(read),
-        "checker": MemoryChecker(read),
-        "table_spec": check_table_spec(memory_stream.stream),
-        "clock": memory_stream.clock,
-        "new_attempt": lambda: f"check{next(ATTEMPTS)}",
-        "peak_memory_bytes": lambda: 0,
-    }
-    return CheckContext(**(context_fields | fields))
-
-
-def run_check(memory_stream: MemoryStream, *own: Expectation) -> CheckResult:
-    """Check a stream in memory."""
-    return check_stream(check_context_of(memory_stream, *own))
+    return check_stream(
+        open_stream or memory_stream.open(),
+        shipped_suites(memory_stream.stream, *own),
+        checker or MemoryChecker(read),
+        record_scanner or MemorySight(read),
+    )
 
 
 def committed_rows(memory_stream: MemoryStream) -> list[dict[str, Any]]:

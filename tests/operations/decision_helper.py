@@ -10,31 +10,16 @@ from collections.abc import Callable
 from typing import Any
 
 from seriatim.engine.offsets import Partition
-from seriatim.operations.accept import DecisionContext, TopicDecision, accept_topic
+from seriatim.operations.accept import TopicDecision, accept_topic
 from seriatim.operations.retire import RetireDecision, retire_topic
 from seriatim.operations.status import read_status
 from seriatim.testing import MemoryClock, MemoryStream
 from tests.operations.memory_streams import send
 
 
-def decision_context_of(memory_stream: MemoryStream) -> DecisionContext:
-    """The context of a decision about a stream in memory."""
-    folding = memory_stream.folding()
-    return DecisionContext(
-        stream=memory_stream.stream,
-        runner=memory_stream.machine(),
-        log=memory_stream.kafka,
-        ledger=memory_stream.ledger,
-        records=memory_stream.files,
-        state=memory_stream.files,
-        clock=memory_stream.clock,
-        new_attempt=folding.context.new_attempt,
-    )
-
-
 def accept(memory_stream: MemoryStream, name: str = "in-a", **options: Any) -> TopicDecision:
     """Accept a topic."""
-    return accept_topic(decision_context_of(memory_stream), name, "meant", **options)
+    return accept_topic(memory_stream.open(), name, "meant", **options)
 
 
 def retire(memory_stream: MemoryStream, name: str = "in-a", **options: Any) -> RetireDecision:

@@ -11,31 +11,18 @@ from typing import Any
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session
 from seriatim.operations.inspect.bisect import INVARIANT_NAMES, Bisection, BisectResult
+from seriatim.operations.inspect.condition import parse_condition
 from seriatim.operations.inspect.explain import (
     RowExplainer,
     RowExplanation,
     parse_row_key,
     records_by_session,
 )
-from seriatim.operations.inspect.expression import parse_expression
-from seriatim.operations.inspect.session_replay import ReplayContext, SessionReplay
+from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.trace_step import TraceStep
 from seriatim.ports import LedgerHead
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0
-from tests.operations.repair_helper import MemoryReread
-
-
-def replay_context_of(memory_stream: MemoryStream) -> ReplayContext:
-    """The context of a replay of a stream in memory."""
-    return ReplayContext(
-        stream=memory_stream.stream,
-        runner=memory_stream.machine(),
-        ledger=memory_stream.ledger,
-        state=memory_stream.files,
-        log=memory_stream.kafka,
-        past_reader=MemoryReread(memory_stream),
-    )
 
 
 def head_of(memory_stream: MemoryStream) -> LedgerHead:
@@ -49,7 +36,7 @@ def session_replay(
     memory_stream: MemoryStream, name: str = "s", partition: Partition = A0
 ) -> SessionReplay:
     """The replay of one session."""
-    return SessionReplay(replay_context_of(memory_stream), head_of(memory_stream), partition, name)
+    return SessionReplay(memory_stream.open(), head_of(memory_stream), partition, name)
 
 
 def trace_steps(
@@ -104,7 +91,7 @@ def explain_row(
     memory_stream: MemoryStream, row: str, session: str | None = None
 ) -> list[RowExplanation]:
     """The messages that touched a row, in each session that has it."""
-    tools = replay_context_of(memory_stream)
+    tools = memory_stream.open()
     key = parse_row_key(tools.runner, row)
     rows_by_session = records_by_session(MemoryLookup(memory_stream), key, session, None)
     return [
@@ -119,7 +106,7 @@ def run_bisection(
     """Find the message at which an invariant breaks."""
     replay = session_replay(memory_stream, name, partition)
     replay.begin_at_or_after(0)
-    expression = parse_expression(invariant, INVARIANT_NAMES)
-    return Bisection(replay, expression.is_true, uses_state="state" in expression.names).run(
+    condition = parse_condition(invariant, INVARIANT_NAMES)
+    return Bisection(replay, condition.is_true, uses_state="state" in condition.names).run(
         replay.next_offset, replay.committed_end, **limits
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from seriatim.engine.record_kinds import RowKeySpec
+from seriatim.engine.records import RowKeySpec
 from seriatim.operations.publish import PublishResult, publish_current
 from seriatim.testing import MemoryCurrent, MemoryStream
 

@@ -6,49 +6,24 @@ Next: memory_streams.py creates the streams.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import Partition
 from seriatim.ledger.gaps import Gap
 from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.repair import RefoldResult, RepairContext, RepairRun, plan_repair
+from seriatim.operations.repair.repair import RefoldResult, RepairRun, plan_repair
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0, create_stream, send
-
-
-class MemoryReread:
-    """Reads messages of the past again, from Kafka in memory."""
-
-    def __init__(self, memory_stream: MemoryStream) -> None:
-        self.memory_stream = memory_stream
-
-    def read(self, partition: Partition, offset_range: OffsetRange) -> Iterator[Any]:
-        """The messages of a range that Kafka still has."""
-        yield from self.memory_stream.reader.batches(partition, offset_range, with_headers=False)
-
-    def is_compacted(self, topic: str) -> bool:
-        """Whether the topic is compacted."""
-        return self.memory_stream.kafka.topics[topic].compacted
-
-
-def repair_context_of(memory_stream: MemoryStream) -> RepairContext:
-    """The context of a repair of a stream in memory."""
-    folding = memory_stream.folding()
-    return RepairContext(
-        stream=memory_stream.stream,
-        runner=folding.runner,
-        fold_context=folding.context,
-        past_reader=MemoryReread(memory_stream),
-    )
 
 
 def repair(
     memory_stream: MemoryStream, messages_max: int = 1_000_000, **request: Any
 ) -> RefoldResult:
     """Plan and apply, as one command does."""
-    context = repair_context_of(memory_stream)
-    return RepairRun(context).apply(plan_repair(context, RepairRequest(**request)), messages_max)
+    open_stream = memory_stream.open()
+    return RepairRun(open_stream).apply(
+        plan_repair(open_stream, RepairRequest(**request)), messages_max
+    )
 
 
 def records_in_order(memory_stream: MemoryStream, partition: Partition) -> list[dict[str, Any]]:

@@ -14,7 +14,6 @@ from seriatim.memory import MemoryRequests
 from seriatim.operations.plan import plan_run
 from seriatim.operations.release import release_session
 from seriatim.testing import MemoryStream
-from tests.operations.decision_helper import decision_context_of
 from tests.operations.memory_streams import A0
 from tests.operations.repair.test_forward import expired, move_on
 from tests.operations.test_tiers import made, tell
@@ -124,7 +123,7 @@ def test_who_was_right_again_before_anybody_asked_is_not_asked_for() -> None:
     tell(one, 9, 9)
     one.requests.is_down = True
     one.run()
-    release_session(decision_context_of(one), "s", "looked at")
+    release_session(one.open(), "s", "looked at")
     one.requests.is_down = False
     one.run()
     assert sent(one) == []

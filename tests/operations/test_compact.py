@@ -14,12 +14,19 @@ from seriatim.engine.crash_points import COMPACT_POINTS, arm
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, FencedError, IntegrityError
 from seriatim.ledger.commit import commit
-from seriatim.ledger.model import Account, Change, Entry
-from seriatim.operations.compact import compact_stream
+from seriatim.ledger.entries import (
+    CompactEntry,
+    Entry,
+    HoldEntry,
+    ReleaseEntry,
+    RepairEntry,
+    RetireEntry,
+)
+from seriatim.ledger.model import Account, Change
 from seriatim.operations.sweep import refuse_swept, sweep_dead, sweep_replaced
 from seriatim.ports import LedgerHead
 from seriatim.testing import MemoryStream
-from tests.operations.compact_helper import DAY, compact_context_of, run_compaction
+from tests.operations.compact_helper import DAY, run_compaction
 from tests.operations.memory_streams import A0, A1, create_filled_stream, send
 from tests.operations.test_crash_points import Killed
 from tests.operations.test_sweep import named, there
@@ -162,7 +169,7 @@ def test_a_dry_run_changes_nothing() -> None:
     """It says what would be done, and for one partition alone if asked."""
     made = sliced()
     before, commits = there(made), len(made.ledger.commits)
-    done = compact_stream(compact_context_of(made), A0, dry_run=True)
+    done = run_compaction(made, A0, dry_run=True)
     assert {piece.partition for piece in done.pieces} == {A0}
     assert sum(len(piece.inputs) for piece in done.pieces if piece.groups) == len(active(made))
     assert (there(made), len(made.ledger.commits), made.files.stored_intents) == (
@@ -245,7 +252,7 @@ def hold(made: MemoryStream) -> None:
     """A repair reserves the first partition."""
     account = made.accounts()[A0]
     if account.hold is None:
-        by_hand(made, Entry(kind="hold", attempt="h", hold="h", changes=(change_of(account),)))
+        by_hand(made, HoldEntry(attempt="h", hold="h", changes=(change_of(account),)))
 
 
 def repair(made: MemoryStream) -> None:
@@ -261,9 +268,7 @@ def repair(made: MemoryStream) -> None:
     state = made.files.save(A0, stem, {}, account.state)
     change = change_of(account, records=(new,), state=(state,), removed_rows=new.rows)
     removed = tuple(sorted(file.path for file in olds))
-    by_hand(
-        made, Entry(kind="repair", attempt="h", hold="h", changes=(change,), removed_paths=removed)
-    )
+    by_hand(made, RepairEntry(attempt="h", hold="h", changes=(change,), removed_paths=removed))
 
 
 def release(made: MemoryStream) -> None:
@@ -272,7 +277,7 @@ def release(made: MemoryStream) -> None:
     if account.hold is not None:
         by_hand(
             made,
-            Entry(kind="release", attempt="r", hold=account.hold, changes=(change_of(account),)),
+            ReleaseEntry(attempt="r", hold=account.hold, changes=(change_of(account),)),
         )
     finish(made)
 
@@ -447,7 +452,7 @@ def test_what_the_last_entry_names_never_goes() -> None:
     account = made.accounts()[A1]
     by_hand(
         made,
-        Entry(kind="retire", attempt="x", changes=(replace(change_of(account), partition=A1),)),
+        RetireEntry(attempt="x", changes=(replace(change_of(account), partition=A1),)),
     )
     made.clock.sleep(1_000 * DAY)
     for _ in range(2):
@@ -464,7 +469,7 @@ def test_what_the_last_entry_names_never_goes() -> None:
     ]
     assert kept
     assert {file.path for file in kept} <= there(made)
-    assert {commit.manifest for commit in made.ledger.commits} <= there(made)
+    assert {commit.manifest.path for commit in made.ledger.commits} <= there(made)
 
 
 @pytest.mark.long
@@ -500,7 +505,7 @@ def test_a_file_that_came_back_into_the_table_stays() -> None:
     change = change_of(made.accounts()[A0], records=tuple(old))
     by_hand(
         made,
-        Entry(kind="compact", attempt="back", changes=(change,), removed_paths=tuple(active(made))),
+        CompactEntry(attempt="back", changes=(change,), removed_paths=tuple(active(made))),
     )
     made.clock.sleep(100 * DAY)
     before = truth(made)
@@ -526,7 +531,7 @@ def test_a_lost_note_of_what_was_swept_costs_time_alone() -> None:
 def test_trouble_with_the_ledger_is_not_hidden() -> None:
     """A manifest that is lost is told, after what could be done was done."""
     made = sliced(more=False)
-    made.ledger.manifests.pop(made.ledger.commits[1].manifest)
+    made.ledger.store.objects.pop(made.ledger.commits[1].manifest.path)
     with pytest.raises(IntegrityError, match="corrupt or missing"):
         run_compaction(made)
 
@@ -537,8 +542,7 @@ def test_who_would_remove_a_file_that_is_gone_is_fenced_at_once() -> None:
     removed = tuple(active(made)[:1])
     run_compaction(made)
     before = made.clock.now
-    entry = Entry(
-        kind="compact",
+    entry = CompactEntry(
         attempt="late",
         changes=(change_of(made.accounts()[A0]),),
         removed_paths=removed,

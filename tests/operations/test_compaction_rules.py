@@ -6,8 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.ledger.model import Account, Change, Entry, File, Ledger, Manifest
+from seriatim.ledger.entries import CompactEntry
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Account, Change, Ledger
 from seriatim.operations.compaction_rules import (
     COMPACTED_NAME,
     RECORD_FILES_MERGE_MIN,
@@ -158,8 +161,7 @@ def walked(*entries: tuple[float, tuple[str, ...], tuple[str, ...]], until: floa
         change = Change(
             partition=P, epoch=0, frontier=0, until=0, topic_id="id", initial_frontier=0
         )
-        entry = Entry(
-            kind="compact",
+        entry = CompactEntry(
             attempt="a",
             sequence=number,
             removed_paths=removed,

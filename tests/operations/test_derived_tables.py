@@ -9,7 +9,7 @@ import pytest
 from seriatim.engine.crash_points import arm
 from seriatim.ledger.gaps import Gap
 from seriatim.ledger.model import Ledger
-from seriatim.operations.derived_tables import catch_up_derived, read_gaps
+from seriatim.operations.followers import catch_up_derived, read_gaps
 from seriatim.testing import MemoryDerived, MemoryStream
 from tests.operations.memory_streams import A0, A1, create_filled_stream, send
 from tests.operations.test_crash_points import Killed, killer
@@ -55,7 +55,7 @@ def test_a_first_run_makes_both_tables_empty() -> None:
     """People query them before anything was ever wrong."""
     made = create_filled_stream()
     assert made.run().derived_error == ""
-    assert set(made.derived.tables) == {"gaps", "quarantine"}
+    assert set(made.derived.versions) == {"gaps", "quarantine"}
     assert tables(made.derived) == {"gaps": [], "quarantine": []}
     assert where(made) == [head(made).sequence] * 2
 
@@ -192,7 +192,7 @@ def test_a_table_that_was_deleted_is_made_again() -> None:
     made.run()
     before = tables(made.derived)
     for table in ("gaps", "quarantine"):
-        del made.derived.tables[table]
+        del made.derived.versions[table]
         made.run()
         assert tables(made.derived) == before
 
@@ -202,8 +202,8 @@ def test_a_rebuild_makes_both_anew() -> None:
     made = hurt()
     made.run()
     before = tables(made.derived)
-    for table in made.derived.tables.values():
-        table.rows.clear()
+    for versions in made.derived.versions.values():
+        versions[-1].rows.clear()
     made.run()
     assert tables(made.derived) == {"gaps": [], "quarantine": []}
     catch_up_derived(made.ledger, made.derived, head(made), rebuild=True)
@@ -272,7 +272,7 @@ def test_in_any_world_the_tables_are_those_of_the_ledger(seeds: range) -> None:
             for row in rows
         ]
         assert len(set(places)) == len(places), f"seed={seed}"
-        seen += made.derived.tables["gaps"].rows
+        seen += made.derived.versions["gaps"][-1].rows
     assert any(gap.closed for gap in seen)
     assert any(gap.closed is None for gap in seen)
     assert any(gap.quarantined for gap in seen)

@@ -12,8 +12,8 @@ from seriatim.engine.crash_points import CRASH_POINTS, arm
 from seriatim.engine.machine import Machine, UserMachine
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Ledger
-from seriatim.operations.accept import DecisionContext, accept_topic
-from seriatim.operations.derived_tables import catch_up_derived
+from seriatim.operations.accept import accept_topic
+from seriatim.operations.followers import catch_up_derived
 from seriatim.testing import CRASH, MemoryStream, fold
 from tests.operations.market_machine import (
     Book,
@@ -132,7 +132,7 @@ def test_every_table_says_how_far_it_is() -> None:
         if any(change.other_records.get("trade") for change in entry.changes)
     ]
     assert len(trades) > 2
-    assert {one.sequence for one in made.derived.outputs.versions["trade"]} >= {
+    assert {one.entry.sequence for one in made.derived.outputs.versions["trade"]} >= {
         first,
         *trades,
         head(made).sequence,
@@ -266,17 +266,7 @@ def test_a_new_life_ends_all_tables_of_the_old_one() -> None:
     made.kafka.create("in-a")
     send_busy_market(made, A0, 1)
     made.run()
-    means = DecisionContext(
-        stream=made.stream,
-        runner=made.machine(),
-        log=made.kafka,
-        ledger=made.ledger,
-        records=made.files,
-        state=made.files,
-        clock=made.clock,
-        new_attempt=lambda: "accepting",
-    )
-    accept_topic(means, "in-a", "it was meant")
+    accept_topic(made.open(), "in-a", "it was meant")
     catch_up_derived(made.ledger, made.derived, head(made))
     assert [row["text"] for row in made.other_rows("note")][-1] == "the end"
     made.run()

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from seriatim.engine.files import Certificate
 from seriatim.engine.findings import GapMark
 from seriatim.engine.holes import ExplainedRange
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import PlatformError
-from seriatim.ledger.model import Certificate
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0, create_stream, frontiers, offsets, send
 

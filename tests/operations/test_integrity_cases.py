@@ -21,7 +21,6 @@ from seriatim.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
 from tests.contracts.disk_streams import DiskStream
 from tests.contracts.verify_helper import verify
-from tests.operations.decision_helper import decision_context_of
 from tests.operations.memory_streams import A0, A1
 from tests.operations.raising_machine import Adder
 from tests.operations.test_tiers import found, made, marks, quarantined, tell
@@ -156,8 +155,8 @@ def test_a_release_names_its_partition() -> None:
     tell(one, 6, 6, partition=A1)
     one.run()
     with pytest.raises(ConfigError, match="waits in in-a/0, in-a/1"):
-        release_session(decision_context_of(one), "s", "a reason")
-    assert release_session(decision_context_of(one), "s", "a reason", "in-a/1").partition == A1
+        release_session(one.open(), "s", "a reason")
+    assert release_session(one.open(), "s", "a reason", "in-a/1").partition == A1
 
 
 def test_a_run_that_has_nothing_to_commit_brings_the_witness_up() -> None:

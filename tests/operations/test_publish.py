@@ -6,7 +6,6 @@ import pytest
 
 from seriatim.engine.crash_points import PUBLISH_POINTS, arm
 from seriatim.errors import ConfigError, PlatformError
-from seriatim.operations.accept import DecisionContext
 from seriatim.operations.accept import accept_topic as decide
 from seriatim.testing import MemoryCurrent, MemoryStream
 from tests.operations.memory_streams import A0, A1, create_filled_stream, create_stream, send
@@ -16,17 +15,7 @@ from tests.operations.test_crash_points import Killed, killer
 
 def accepted(made: MemoryStream) -> None:
     """A person accepts that in-a was made again."""
-    means = DecisionContext(
-        stream=made.stream,
-        runner=made.machine(),
-        log=made.kafka,
-        ledger=made.ledger,
-        records=made.files,
-        state=made.files,
-        clock=made.clock,
-        new_attempt=lambda: f"accepting{len(made.ledger.commits)}",
-    )
-    decide(means, "in-a", "it was meant")
+    decide(made.open(), "in-a", "it was meant")
 
 
 def values(current: MemoryCurrent) -> dict[tuple[str, int, str, str], int]:

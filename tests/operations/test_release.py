@@ -12,11 +12,10 @@ import pytest
 from seriatim.engine.crash_points import arm
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
-from seriatim.operations.derived_tables import catch_up_derived
+from seriatim.operations.followers import catch_up_derived
 from seriatim.operations.release import release_session
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream
-from tests.operations.decision_helper import decision_context_of
 from tests.operations.memory_streams import A0, A1, B0, create_filled_stream, send
 from tests.operations.test_crash_points import Killed, killer
 from tests.operations.test_sweep import named, there
@@ -44,7 +43,7 @@ def test_a_released_session_goes_on_from_its_last_good_state() -> None:
     """What was set aside stays so; what comes next applies."""
     made = hurt()
     before = session(made).state_bytes
-    done = release_session(decision_context_of(made), "s", "the producer was mended")
+    done = release_session(made.open(), "s", "the producer was mended")
     assert (done.partition, done.finding, done.offset, done.frontier) == (A0, "poison", 3, 5)
     assert (session(made).finding, session(made).state_bytes) == (None, before)
     send(made, A0, 9)
@@ -59,7 +58,7 @@ def test_the_ledger_says_who_was_released_and_why() -> None:
     """One entry, which moves nothing but the epoch; the tables say by hand."""
     made = hurt()
     before = made.accounts()[A0]
-    done = release_session(decision_context_of(made), "s", "why not")
+    done = release_session(made.open(), "s", "why not")
     entry = made.ledger.manifest_at("s", done.sequence).entry
     assert (entry.kind, entry.reason) == ("accept", "why not")
     after = made.accounts()[A0]
@@ -95,7 +94,7 @@ def test_its_sequence_begins_anew(tier: str) -> None:
     put(2, type="update", id="missing", v=1)
     put(3, type="update", id="a", v=3)
     made.run()
-    release_session(decision_context_of(made), "s", "why not")
+    release_session(made.open(), "s", "why not")
     put(4, type="update", id="a", v=4)
     put(5, type="update", id="a", v=5)
     assert not made.run().findings
@@ -108,7 +107,7 @@ def test_a_dry_run_changes_nothing() -> None:
     """It says who it would be."""
     made = hurt()
     commits, files = len(made.ledger.commits), set(made.files.files)
-    assert release_session(decision_context_of(made), "s", "", dry_run=True).sequence == -1
+    assert release_session(made.open(), "s", "", dry_run=True).sequence == -1
     assert (len(made.ledger.commits), set(made.files.files)) == (commits, files)
 
 
@@ -118,7 +117,7 @@ def test_who_is_not_in_quarantine_is_not_released(name: str) -> None:
     made = create_filled_stream()
     made.run()
     with pytest.raises(ConfigError, match="is not in quarantine") as caught:
-        release_session(decision_context_of(made), name, "why not")
+        release_session(made.open(), name, "why not")
     assert "seriatim status s" in caught.value.next
 
 
@@ -129,8 +128,8 @@ def test_a_session_that_waits_in_two_topics_is_chosen_by_topic() -> None:
     send(made, B0, ["a"], b"?")
     made.run()
     with pytest.raises(ConfigError, match="waits in in-a/0, in-b/0"):
-        release_session(decision_context_of(made), "s", "why not")
-    assert release_session(decision_context_of(made), "s", "why not", "in-b").partition == B0
+        release_session(made.open(), "s", "why not")
+    assert release_session(made.open(), "s", "why not", "in-b").partition == B0
     assert session(made).finding == "poison"
 
 
@@ -141,7 +140,7 @@ def test_nobody_is_released_where_the_topic_waits_for_a_decision() -> None:
     made.kafka.create("in-a", 2)
     made.run()
     with pytest.raises(ConfigError, match="waits: re-created") as caught:
-        release_session(decision_context_of(made), "s", "why not")
+        release_session(made.open(), "s", "why not")
     assert "seriatim accept s in-a" in caught.value.next
 
 
@@ -157,7 +156,7 @@ def test_a_release_on_a_ledger_that_moves_is_made_on_top_of_it() -> None:
             made.run()
 
     made.ledger.on_call = faster
-    assert release_session(decision_context_of(made), "s", "why not").frontier == 6
+    assert release_session(made.open(), "s", "why not").frontier == 6
     made.ledger.on_call = lambda _: None
     assert session(made).finding is None
 
@@ -178,7 +177,7 @@ def test_a_slice_that_was_folded_meanwhile_is_refused_and_folded_again() -> None
             def mapped(task: Any, **more: Any) -> Any:
                 found = answers(task, **more)
                 if not done:
-                    done.append(release_session(decision_context_of(made), "s", "why not"))
+                    done.append(release_session(made.open(), "s", "why not"))
                 return found
 
             source.map = mapped
@@ -202,11 +201,11 @@ def test_a_crash_leaves_it_done_or_not(point: str) -> None:
     arm(killer(point, 1))
     try:
         with pytest.raises(Killed):
-            release_session(decision_context_of(made), "s", "why not")
+            release_session(made.open(), "s", "why not")
     finally:
         arm(None)
     if session(made).finding is not None:
-        release_session(decision_context_of(made), "s", "why not")
+        release_session(made.open(), "s", "why not")
     send(made, A0, 9)
     made.run()
     assert values(made)[-1] == 9

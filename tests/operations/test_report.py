@@ -6,7 +6,7 @@ import pytest
 
 from seriatim.errors import ConfigError
 from seriatim.operations.report import build_report
-from seriatim.operations.report_page import render_page
+from seriatim.web.views import render_report
 from tests.operations.check_helper import run_check, values_between
 from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
 
@@ -22,7 +22,7 @@ def test_a_report_says_what_a_run_did() -> None:
     run_check(made, values_between("v", 0, 1, name="v is small"))
     last, page = build_report(made.ledger, "s")
     assert last == 3
-    drawn = render_page(page)
+    drawn = render_report(page)
     for word in (
         "Certificates",
         "PoisonError: s in-a/0",
@@ -44,7 +44,7 @@ def test_a_report_of_the_past_can_be_made_again() -> None:
     made.run()
     send(made, A0, 3)
     made.run()
-    assert render_page(build_report(made.ledger, "s", 1, 0)[1]) == render_page(
+    assert render_report(build_report(made.ledger, "s", 1, 0)[1]) == render_report(
         build_report(made.ledger, "s", 1, 0)[1]
     )
     assert {
@@ -63,6 +63,6 @@ def test_hostile_sessions_do_nothing_on_the_page() -> None:
     made = create_filled_stream()
     send(made, A0, b"<img src=x>", session='<script>alert("x")</script>')
     made.run()
-    drawn = render_page(build_report(made.ledger, "s")[1])
+    drawn = render_report(build_report(made.ledger, "s")[1])
     assert "<script" not in drawn
     assert "<img" not in drawn

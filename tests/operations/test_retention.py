@@ -14,10 +14,10 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.task import PartitionWork
 from seriatim.kafka.retention import RetentionRules
 from seriatim.ledger.model import Ledger
-from seriatim.operations.plan import short_retention
 from seriatim.operations.retention import (
     PartitionClock,
     partition_clocks,
+    short_retention,
     time_left_warnings,
     with_time_left,
 )
@@ -206,13 +206,13 @@ def test_whether_it_catches_up_comes_from_measured_entries() -> None:
 def _slowly(made: MemoryStream, took: float) -> None:
     """Run, with a task that takes its time."""
     folding = made.folding()
-    quick = folding.context.make_task
+    quick = folding.open_stream.make_task
 
     def task(works: dict[Partition, PartitionWork]) -> Task:
         made.clock.sleep(took)
         return quick(works)
 
-    folding.context = replace(folding.context, make_task=task)
+    folding.open_stream = made.open().with_ports(make_task=task)
     folding.run(1_000_000)
 
 

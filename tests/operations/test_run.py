@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from seriatim.engine.findings import Finding
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import OffsetRange, Partition, Ranges
 from seriatim.errors import ConfigError, FencedError, IntegrityError, PlatformError
 from seriatim.ledger.model import Halt
 from seriatim.operations.plan import plan_run
-from seriatim.operations.slicing import Ranges
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import (
     A0,

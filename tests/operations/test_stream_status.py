@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from seriatim.alerts.incidents import Concern
-from seriatim.ledger.model import Account, Halt, Ledger
-from seriatim.ledger.verdicts import FailedRange
+from seriatim.engine.findings import Concern
+from seriatim.ledger.model import Account, FailedRange, Halt, Ledger
 from seriatim.operations.stream_status import (
     HaltStatus,
     PartitionStatus,

@@ -40,12 +40,12 @@ def named(made: MemoryStream) -> set[str]:
         for change in changes
         for file in (*change.records, *change.quarantine_files, *(change.state or ()))
     }
-    return files | {commit.manifest for commit in made.ledger.commits}
+    return files | {commit.manifest.path for commit in made.ledger.commits}
 
 
 def there(made: MemoryStream) -> set[str]:
     """Every file and manifest."""
-    return {*made.files.files, *made.ledger.manifests}
+    return {*made.files.files, *made.ledger.store.objects}
 
 
 def leave(made: MemoryStream, stem: str, *rooms: str) -> set[str]:
@@ -108,9 +108,9 @@ def test_what_a_lost_manifest_named_cannot_be_known_so_it_stays() -> None:
     """Sweeping neither guesses nor fails."""
     made = sliced()
     late = leave(made, "0-2-late", *ROOMS)
-    lost = [commit.manifest for commit in made.ledger.commits[:-1]]
+    lost = [commit.manifest.path for commit in made.ledger.commits[:-1]]
     for path in lost:
-        made.ledger.manifests.pop(path)
+        made.ledger.store.objects.pop(path)
     assert swept(made) == []
     assert late <= there(made)
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from seriatim.engine.failure import LOOK_AT_WORKERS
+from seriatim.engine.files import SourceFailedError
 from seriatim.engine.offsets import Partition
-from seriatim.engine.task import LOOK_AT_WORKERS, PartitionWork, read_result, run_task
+from seriatim.engine.task import PartitionWork, read_result, run_task
 from seriatim.errors import (
     BrokenPromiseError,
     ConfigError,
@@ -16,7 +18,6 @@ from seriatim.errors import (
     PlatformError,
     SeriatimError,
 )
-from seriatim.ports import SourceFailedError
 
 WORK = PartitionWork(
     partition=Partition("a", 3), start=0, end=5, epoch=0, topic_id="id", attempt="x"

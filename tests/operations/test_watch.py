@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from seriatim.kafka.retention import RetentionRules
 from seriatim.ledger.commit import commit
-from seriatim.ledger.model import Change, Entry
+from seriatim.ledger.entries import HoldEntry
+from seriatim.ledger.model import Change
 from seriatim.operations.watch import WatchResult, watch_stream
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0, B0, create_filled_stream, create_stream, send
@@ -110,7 +111,7 @@ def test_a_hold_is_brought_to_mind() -> None:
         made.ledger,
         made.clock,
         head,
-        Entry(kind="hold", attempt="h", hold="repair-1", changes=(change,)),
+        HoldEntry(attempt="h", hold="repair-1", changes=(change,)),
     )
     (held,) = watched(made).concerns
     assert (held.kind, held.text) == ("held", "held by repair-1")

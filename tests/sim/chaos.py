@@ -16,14 +16,12 @@ from typing import Any
 
 from seriatim.engine.crash_points import arm
 from seriatim.engine.machine import Runner, UserMachine
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import OffsetRange, Partition, Ranges
 from seriatim.errors import ConfigError, FencedError, IntegrityError, PlatformError
-from seriatim.operations.compact import compact_stream
 from seriatim.operations.repair.repair import abandon_repair
-from seriatim.operations.slicing import Ranges
 from seriatim.testing import MemoryStream
-from tests.operations.compact_helper import DAY, compact_context_of
-from tests.operations.repair_helper import repair, repair_context_of
+from tests.operations.compact_helper import DAY, run_compaction
+from tests.operations.repair_helper import repair
 from tests.sim.producer import MessageProducer, Sent, TallyMachine, draw_stream
 
 
@@ -93,11 +91,7 @@ class Chaos:
         if any(commit.entry is not None for commit in self.world.ledger.commits):
             if self.depth == 0 and self.random.random() < 0.3:
                 self.world.clock.sleep(40 * DAY)
-            compact_stream(
-                compact_context_of(
-                    self.world, bytes_target=self.random.choice((400, 4_000, 1 << 20))
-                )
-            )
+            run_compaction(self.world, bytes_target=self.random.choice((400, 4_000, 1 << 20)))
 
     def refold(self) -> None:
         """One process that folds a range again: with the same code nothing changes, unless Kafka
@@ -142,7 +136,7 @@ class Chaos:
     def _release(self) -> None:
         """Abandon the repairs that were killed and still hold a partition, as a person would."""
         for hold in {account.hold for account in self.world.accounts().values()} - {None}:
-            abandon_repair(repair_context_of(self.world), str(hold))
+            abandon_repair(self.world.open(), str(hold))
 
     def _try(self) -> None:
         """Run under disturbances, as a scheduler would: again after a crash, a few times."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from msgspec.structs import replace
+
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.session import Session
-from seriatim.ledger import model as ledgers
-from seriatim.ledger.model import Account, Entry, Halt, Ledger
+from seriatim.ledger.entries import Entry, apply_entry
+from seriatim.ledger.model import Account, Halt, Ledger, Totals
 from seriatim.testing import MemoryDigests
 from tests.sim.chaos import Chaos
 from tests.sim.producer import COLUMNS
@@ -38,16 +40,19 @@ def check_chain(chaos: Chaos) -> list[Entry]:
     """Every entry follows the one before, and applying them one after the other gives the ledger."""
     commits = [commit for commit in chaos.world.ledger.commits if commit.entry is not None]
     ledger, named = Ledger(stream="sim"), Counter[str]()
+    totals = ledger.totals
     entries: list[Entry] = []
     for commit in commits:
-        manifest = ledgers.decode_manifest(chaos.world.ledger.manifests[commit.manifest])
+        manifest = chaos.world.ledger.manifest_at("sim", commit.manifest.sequence)
         entry = manifest.entry
         assert (entry.sequence, entry.previous) == (ledger.sequence + 1, ledger.sha256), (
             "the chain is broken"
         )
-        ledger = ledgers.apply_entry(entry, ledger)
+        ledger = apply_entry(entry, ledger)
+        ledger = replace(ledger, sha256=commit.manifest.sha256)
         assert manifest.ledger == ledger, "a manifest tells another ledger"
-        ledger = chaos.world.ledger.ledger_at("sim", entry.sequence)
+        check_totals(ledger.totals, totals)
+        totals = ledger.totals
         for change in entry.changes:
             named.update(file.path for file in (*change.records, *change.quarantine_files))
         entries.append(entry)
@@ -55,6 +60,18 @@ def check_chain(chaos: Chaos) -> list[Entry]:
     witness = chaos.world.ledger.stored_witness
     assert witness is None or witness[0] <= ledger.sequence, "the witness is ahead"
     return entries
+
+
+def check_totals(after: Totals, before: Totals) -> None:
+    """No total ever falls."""
+    for name in after.__struct_fields__:
+        value, value_before = getattr(after, name), getattr(before, name)
+        if name == "findings":
+            assert all(value.get(kind, 0) >= count for kind, count in value_before.items()), (
+                "the findings of a kind became fewer"
+            )
+        else:
+            assert value >= value_before, f"the total of {name} fell"
 
 
 def check_foreign(chaos: Chaos, entries: list[Entry]) -> None:

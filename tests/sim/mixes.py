@@ -11,21 +11,18 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from msgspec.structs import replace
-
 from seriatim.engine.crash_points import arm
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, IntegrityError
-from seriatim.operations.accept import DecisionContext, accept_topic
-from seriatim.operations.compact import compact_stream
+from seriatim.operations.accept import accept_topic
 from seriatim.operations.publish import publish_current
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.rewrite import ParquetRewriter
+from seriatim.storage.store import LocalStore
 from seriatim.testing import MemoryStream
-from tests.operations.compact_helper import compact_context_of
-from tests.operations.repair_helper import repair_context_of
+from tests.operations.compact_helper import run_compaction
 from tests.sim.rewriting import Rewriter
 
 PLACES = [Partition("in-a", 0), Partition("in-a", 1), Partition("in-b", 0)]
@@ -103,27 +100,24 @@ class Mix:
         """
         partition, account = self.random.choice(list(self.memory_stream.accounts().items()))
         start = self.random.randint(0, max(account.frontier - 1, 0))
-        context = repair_context_of(self.memory_stream)
+        open_stream = self.memory_stream.open()
         if self.rewriter.root is not None:
-            context = replace(
-                context,
-                fold_context=replace(
-                    context.fold_context, joiner=ParquetJoiner(self.rewriter.root, "s")
-                ),
-            )
+            open_stream.joiner = ParquetJoiner(LocalStore(self.rewriter.root), "s")
         try:
-            plan = plan_repair(context, RepairRequest(partition=str(partition), start=start))
-            RepairRun(context).apply(plan, self.random.choice((3, 1000)))
+            plan = plan_repair(open_stream, RepairRequest(partition=str(partition), start=start))
+            RepairRun(open_stream).apply(plan, self.random.choice((3, 1000)))
         except (IntegrityError, ConfigError):
             self.deed_names.append("refused")
 
     def really_compact(self) -> None:
         """Compact by the operation itself."""
-        rewriter = None if self.rewriter.root is None else ParquetRewriter(self.rewriter.root, "s")
-        compact_stream(
-            compact_context_of(self.memory_stream, rewriter=rewriter),
-            self.random.choice((None, *self._known())),
+        rewriter = (
+            None
+            if self.rewriter.root is None
+            else ParquetRewriter(LocalStore(self.rewriter.root), "s")
         )
+        only = self.random.choice((None, *self._known()))
+        run_compaction(self.memory_stream, only, rewriter=rewriter)
 
     def _known(self) -> list[Partition]:
         return list(self.memory_stream.accounts())
@@ -135,17 +129,7 @@ class Mix:
         self.memory_stream.kafka.delete(topic)
         self.memory_stream.kafka.create(topic, partitions)
         self.memory_stream.run()
-        decision_context = DecisionContext(
-            stream=self.memory_stream.stream,
-            runner=self.memory_stream.machine(),
-            log=self.memory_stream.kafka,
-            ledger=self.memory_stream.ledger,
-            records=self.memory_stream.files,
-            state=self.memory_stream.files,
-            clock=self.memory_stream.clock,
-            new_attempt=lambda: f"accept{self.random.random()}",
-        )
-        accept_topic(decision_context, topic, "it was meant")
+        accept_topic(self.memory_stream.open(), topic, "it was meant")
 
     def publish(self) -> None:
         """Publish the last entry, or one that may be older than the published one."""

@@ -17,11 +17,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import commit
-from seriatim.ledger.model import Account, Change, Entry, File
+from seriatim.ledger.entries import CompactEntry, Entry, HoldEntry, RepairEntry
+from seriatim.ledger.model import Account, Change
 from seriatim.ports import LedgerHead
-from seriatim.storage.files import ParquetFileWriter
+from seriatim.storage.parquet import ParquetFileWriter
+from seriatim.storage.store import LocalStore
 from seriatim.testing import MemoryStream
 
 Rows = list[dict[str, Any]]
@@ -49,7 +52,7 @@ class Rewriter:
             self.memory_stream.files.open(path)
             return self.memory_stream.files.close(path, msgspec.msgpack.encode(rows), rows)
         writer = ParquetFileWriter(
-            self.root, f"{path}.parquet", self.memory_stream.files.schema, "zstd"
+            LocalStore(self.root), f"{path}.parquet", self.memory_stream.files.schema, "zstd"
         )  # type: ignore[attr-defined]
         writer.add(pa.RecordBatch.from_pylist(rows, schema=self.memory_stream.files.schema))  # type: ignore[attr-defined]
         file = writer.finish()
@@ -86,7 +89,7 @@ class Rewriter:
         ]
         hold_id = f"hold{self.file_count}-{self.random.random()}"
         empty_change = self._change(partition, account)
-        self._commit(Entry(kind="hold", attempt=hold_id, hold=hold_id, changes=(empty_change,)))
+        self._commit(HoldEntry(attempt=hold_id, hold=hold_id, changes=(empty_change,)))
         change = replace(
             empty_change,
             records=tuple(new_files),
@@ -96,9 +99,7 @@ class Rewriter:
         )
         paths = tuple(file.path for file in touched)
         self._commit(
-            Entry(
-                kind="repair", attempt=hold_id, hold=hold_id, changes=(change,), removed_paths=paths
-            )
+            RepairEntry(attempt=hold_id, hold=hold_id, changes=(change,), removed_paths=paths)
         )
 
     def _otherwise(self, row: dict[str, Any]) -> Rows:
@@ -123,8 +124,7 @@ class Rewriter:
         )
         change = replace(self._change(partition, account), records=(joined_file,))
         self._commit(
-            Entry(
-                kind="compact",
+            CompactEntry(
                 attempt="compact",
                 changes=(change,),
                 removed_paths=tuple(file.path for file in joined_files),

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from seriatim.engine.crash_points import arm
-from seriatim.operations.prove.check import check_stream
+from seriatim.storage.store import LocalStore
 from seriatim.testing import MemoryStream
 from tests.contracts.disk_streams import DiskStream
-from tests.operations.check_helper import check_context_of
+from tests.operations.check_helper import run_check
 from tests.operations.memory_streams import create_stream
 from tests.sim.chaos import Chaos
 from tests.sim.mixes import Mix
@@ -23,7 +23,7 @@ MIXES = 60
 
 def must_be_good(made: MemoryStream, **real: Any) -> None:
     """Check, and expect nothing bad; nothing is left to judge then."""
-    done = check_stream(check_context_of(made, **real))
+    done = run_check(made, **real)
     assert [finding for finding in done.findings if finding.finding == "check"] == []
     assert set(done.verdict.values()) <= {"good"}
     assert (done.ledger.circuit, done.ledger.checked) == ("closed", done.ledger.judged_until)
@@ -80,7 +80,7 @@ def test_any_lawful_mix_on_disk_is_good(tmp_path: Path, seed: int) -> None:
 
     parts = ((), ("topic",), ("topic", "partition"))[seed % 3]
     made = DiskStream(tmp_path, tier="none", sequence=None, output_partitions=parts)
-    record_scanner = RecordScan(tmp_path)
+    record_scanner = RecordScan(LocalStore(tmp_path))
     Lawful(seed, made, record_scanner=record_scanner, checker=Silent()).live(12)
 
 

@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from seriatim.engine.crash_points import arm
 from seriatim.storage.current_table import DeltaCurrent
 from seriatim.storage.record_files import record_schema
+from seriatim.storage.store import LocalStore
 from seriatim.testing import MemoryCurrent
 from tests.contracts.disk_streams import DiskStream
 from tests.operations.memory_streams import create_stream
@@ -35,7 +36,7 @@ def in_memory(seed: int) -> Mix:
     """One seed's mix, with everything in memory."""
     made = create_stream(tier="none")
     current: Any = current_of(made)
-    current.lose = lambda: setattr(current, "table", None)
+    current.lose = current.versions.clear
     return Mix(seed, made, lambda: current, lambda: check(made, current))
 
 
@@ -54,12 +55,14 @@ class SmallParts(DeltaCurrent):
     def __init__(self, made: DiskStream) -> None:
         keyed = made.runner.row_key_spec
         assert keyed is not None
-        super().__init__(made.root, "s", record_schema(made.runner.columns), keyed)
+        self.root = made.root
+        super().__init__(LocalStore(made.root), "s", record_schema(made.runner.columns), keyed)
 
     def lose(self) -> None:
         """Somebody moves it away."""
-        if self.path.exists():
-            self.path.rename(self.root / f"lost-{len(list(self.root.iterdir()))}")
+        table = self.root / "current"
+        if table.exists():
+            table.rename(self.root / f"lost-{len(list(self.root.iterdir()))}")
 
 
 def check_disk(made: DiskStream) -> None:

@@ -18,7 +18,7 @@ from seriatim.ledger.model import Account
 from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.repair.refold_rules import same_session
 from seriatim.testing import MemoryStream
-from tests.operations.lookback_helper import head_of, replay_context_of, session_rows
+from tests.operations.lookback_helper import head_of, session_rows
 from tests.sim.chaos import Chaos
 
 SAMPLE = 25
@@ -76,7 +76,7 @@ def look_back(seed: int) -> int:
     chance = Random(seed)
     if chance.random() < 0.5:
         grow_old(made, chance)
-    tools, head, runner = replay_context_of(made), head_of(made), made.machine()
+    tools, head, runner = made.open(), head_of(made), made.machine()
     for partition, account in made.accounts().items():
         for name, committed in made.files.load_all(account.state).items():
             kept = what_kafka_has(made, partition, account)

@@ -6,7 +6,8 @@ from random import Random
 
 import pytest
 
-from seriatim.ledger.model import Account, File, Ledger
+from seriatim.engine.files import File
+from seriatim.ledger.model import Account, Ledger
 from seriatim.storage.current_rows import (
     HashBucket,
     PartitionCatchUp,

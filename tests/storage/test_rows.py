@@ -8,12 +8,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.record_kinds import RowKeySpec
-from seriatim.ledger.model import File
+from seriatim.engine.records import RowKeySpec
 from seriatim.storage.current_rows import PartitionCatchUp
 from seriatim.storage.record_files import record_schema
 from seriatim.storage.rows import RowMerger
+from seriatim.storage.store import LocalStore
 
 PARTITION = Partition("in-a", 0)
 
@@ -41,7 +42,7 @@ def merged_rows(
     root: Path, schema: pa.Schema, spec: RowKeySpec, files: list[File], *topic_ids: str
 ) -> list[dict[str, Any]]:
     """The rows that the records of these files make."""
-    merger = RowMerger(root, "s", schema, spec)
+    merger = RowMerger(LocalStore(root), "s", schema, spec)
     catch_up = PartitionCatchUp(partition=PARTITION, files=tuple(files), topic_ids=topic_ids)
     rows: list[dict[str, Any]] = merger.merge(
         None, merger.read_changes(catch_up), PARTITION

@@ -21,6 +21,7 @@ from seriatim.memory import MemoryClock
 from seriatim.operations.stream_status import SavedStatus
 from seriatim.operations.watch import assess_watch_input, read_watch_input
 from seriatim.storage.status_file import StatusFiles
+from seriatim.storage.store import LocalStore
 from seriatim.stream_files import StreamFile
 from seriatim.web.app import RunSpan, create_app
 from seriatim.web.read import PageReader
@@ -140,7 +141,7 @@ class Lake:
 
     def status(self, name: str) -> SavedStatus:
         """The status file."""
-        saved_status = StatusFiles(self.folder / "lake" / name).read_status()
+        saved_status = StatusFiles(LocalStore(self.folder / "lake" / name)).read_status()
         assert saved_status is not None
         return saved_status
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from seriatim.alerts.incidents import Concern
+from seriatim.engine.findings import Concern
 from seriatim.operations.stream_status import (
     HaltStatus,
     PartitionStatus,
@@ -20,6 +20,7 @@ from seriatim.operations.stream_status import (
     SavedStatus,
 )
 from seriatim.storage.status_file import StatusFiles
+from seriatim.storage.store import LocalStore
 from tests import browser
 from tests.browser import Browser
 from tests.mail_catcher import free_port
@@ -90,7 +91,7 @@ def many(lake: Lake) -> None:
             stream=name, at_seconds=lake.now - number, partitions=places, sequence=7, verdict="good"
         )
         (made / "head.json").write_text('{"sequence": 7, "sha256": "00"}')
-        StatusFiles(made).write_status(status)
+        StatusFiles(LocalStore(made)).write_status(status)
 
 
 def overflow(page: Browser) -> int:
@@ -176,7 +177,7 @@ def test_hostile_names_run_nothing(lake: Lake, address: str, page: Browser) -> N
     status = lake.write_run_status(made)
     concern = Concern(kind="late", location=word, text=word, next=word)
     listed = QuarantinedSession(session=word, topic=word, partition=0)
-    StatusFiles(made.root).write_status(
+    StatusFiles(LocalStore(made.root)).write_status(
         SavedStatus(**{**_fields(status), "concerns": [concern], "quarantined": [listed]})
     )
     page.size(1440, 900)

@@ -12,9 +12,10 @@ from urllib.parse import quote
 import pytest
 from msgspec.structs import replace
 
-from seriatim.alerts.incidents import Concern
+from seriatim.engine.findings import Concern
 from seriatim.operations.stream_status import HaltStatus, PartitionStatus, QuarantinedSession
 from seriatim.storage.status_file import StatusFiles
+from seriatim.storage.store import LocalStore
 from seriatim.web.app import CONTENT_POLICY, RunSpan
 from tests.web.streams_on_disk import Lake
 
@@ -123,7 +124,7 @@ def test_hostile_names_are_shown_as_text(tmp_path: Path, word: str) -> None:
         "quarantined": [QuarantinedSession(session=word, topic=word, partition=0, finding=word)],
         "concerns": [Concern(kind=word, location=word, text=word, next=word)],
     }
-    StatusFiles(made.root).write_status(replace(status, **more))
+    StatusFiles(LocalStore(made.root)).write_status(replace(status, **more))
     lake.runs["orders", word] = RunSpan(0.0, 1e12, word)
     for path in ("/", "/stream/orders", "/stream/orders/entry/2"):
         seen = assert_harmless(lake.get(path).text)

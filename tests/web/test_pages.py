@@ -10,11 +10,11 @@ import pytest
 
 from seriatim.engine.findings import Finding
 from seriatim.ledger.commit import commit
-from seriatim.ledger.model import Entry
-from seriatim.ledger.verdicts import FailedRange
+from seriatim.ledger.entries import VerdictEntry
+from seriatim.ledger.model import FailedRange
 from seriatim.web import read
 from seriatim.web.app import RunSpan
-from seriatim.web.draw import is_in_future, render_age
+from seriatim.web.render import is_in_future, render_age
 from tests.web.streams_on_disk import HOUR, NOW, Lake, create_troubled_stream
 
 
@@ -177,7 +177,7 @@ def test_the_tab_on_a_dag_is_the_streams_page(lake: Lake) -> None:
     assert "The last slices" in lake.get("/dag/orders").text
     answer = lake.get("/dag/seriatim_watch")
     assert answer.status_code == 404
-    assert "the DAG &#x27;seriatim_watch&#x27; is no stream" in answer.text
+    assert "the DAG &#39;seriatim_watch&#39; is no stream" in answer.text
 
 
 def test_the_tab_on_a_run_has_what_was_committed_meanwhile(
@@ -259,8 +259,7 @@ def test_a_bad_verdict_is_on_the_entry_that_it_judged(lake: Lake) -> None:
     failed = (FailedRange(partition="in-a/0", epoch=0, start=0, until=9, judged_until=2),)
     told = Finding(finding="check", topic="in-a", partition=0, cause="v is small", sequence=2)
     verdict = {"in-a/0": "bad", "in-a/1": "good"}
-    entry = Entry(
-        kind="verdict",
+    entry = VerdictEntry(
         attempt="v",
         verdict=verdict,
         judged_after=0,

@@ -30,7 +30,7 @@ from seriatim import config
 from seriatim.engine.findings import Finding
 from seriatim.engine.fold import Fold
 from seriatim.engine.messages import MessageBatch
-from seriatim.engine.session import ColumnarRecords, Counts, FoldOutput, Session
+from seriatim.engine.session import ColumnarRecords, Counts, FoldOutput, Session, unpack_session
 from seriatim.engine.task import PartitionWork, TaskContext
 from seriatim.errors import PlatformError, ensure
 from seriatim.fast.helpers.pipes import (
@@ -220,7 +220,8 @@ class SpreadFold(Fold):
             result = msgspec.msgpack.decode(answer, type=HelperResult)
             _add_counts(self.counts, result.counts)
             self.sessions_without_state.update(result.sessions_without_state)
-            sessions.update(result.sessions)
+            for name, packed in result.packed_sessions.items():
+                sessions[name] = unpack_session(packed)
         return sessions
 
     def _send_batch(self, batch: MessageBatch) -> None:

@@ -8,21 +8,22 @@ Next: __main__.py calls it; engine/fold.py does the work.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from seriatim.engine.files import UnfitRecordsError
 from seriatim.engine.fold import Fold
-from seriatim.engine.session import Counts, FoldOutput, Session
+from seriatim.engine.session import STORED_FIELDS, Counts, FoldOutput, Session, pack_session
 from seriatim.engine.task import PartitionWork, TaskContext
 from seriatim.errors import ensure
 from seriatim.fast.helpers.pipes import FIRST_HELPER_OFFSET, HelperResult
-from seriatim.ports import UnfitRecordsError
 from seriatim.storage.arrow import ArrowMessageBatch
 from seriatim.storage.record_files import ParquetRecords
 
-SESSION_OFFSET_FIELDS = ("first_offset", "last_offset", "snapshot_offset")
+SESSION_OFFSET_FIELDS = [name for name in STORED_FIELDS if name.endswith("_offset")]
 COUNT_OFFSET_FIELDS = ("first_snapshot", "last_snapshot")
 
 
@@ -73,15 +74,16 @@ class HelperFold:
         if self.has_given_up or self.fold.half_changed_sessions:
             return None
         real_offsets = np.concatenate([np.zeros(0, np.int64), *self.real_offsets])
-        for session in touched_sessions.values():
+        packed_sessions: dict[str, bytes] = {}
+        for name, session in touched_sessions.items():
             _restore_offsets(session, SESSION_OFFSET_FIELDS, real_offsets)
-            session.state = None
+            packed_sessions[name] = pack_session(session)
         counts = self.fold.counts
         _restore_offsets(counts, COUNT_OFFSET_FIELDS, real_offsets)
         sessions_without_state: dict[str, int] = {}
         for name, offset in self.fold.sessions_without_state.items():
             sessions_without_state[name] = _real_offset(offset, real_offsets)
-        return HelperResult(counts, touched_sessions, sessions_without_state)
+        return HelperResult(counts, packed_sessions, sessions_without_state)
 
     def _is_clean(self, output: FoldOutput) -> bool:
         """Whether there is nothing but records: no finding, mark, halt or quarantined message."""
@@ -119,7 +121,7 @@ def _real_offset(offset: int, real_offsets: Any) -> int:
     return int(real_offsets[offset - FIRST_HELPER_OFFSET])
 
 
-def _restore_offsets(owner: Session | Counts, names: tuple[str, ...], real_offsets: Any) -> None:
+def _restore_offsets(owner: Session | Counts, names: Sequence[str], real_offsets: Any) -> None:
     for name in names:
         offset = getattr(owner, name)
         setattr(owner, name, _real_offset(offset, real_offsets))

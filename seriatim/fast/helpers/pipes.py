@@ -10,7 +10,7 @@ from typing import IO
 import pyarrow as pa
 from msgspec import Struct, field
 
-from seriatim.engine.session import Counts, Session
+from seriatim.engine.session import Counts
 from seriatim.engine.task import PartitionWork
 from seriatim.stream_files import StreamFile
 
@@ -33,7 +33,7 @@ class HelperResult(Struct):
     """The last answer: the sessions that a helper touched, and what it counted."""
 
     counts: Counts
-    sessions: dict[str, Session] = field(default_factory=dict)
+    packed_sessions: dict[str, bytes] = field(default_factory=dict)
     sessions_without_state: dict[str, int] = field(default_factory=dict)
 
 

@@ -101,7 +101,7 @@ class Bisection:
         replay = self.replay
         if start >= end:
             raise ConfigError(
-                f"{replay.context.stream.name}: {replay.partition}:"
+                f"{replay.open_stream.stream.name}: {replay.partition}:"
                 f" there is no offset from {start} up to {end}",
                 next="choose --from before --until;"
                 f" it is committed up to offset {replay.committed_end - 1}",
@@ -111,7 +111,7 @@ class Bisection:
         replay = self.replay
         if not self._holds():
             raise ConfigError(
-                f"{replay.context.stream.name}: session {replay.session_name!r}:"
+                f"{replay.open_stream.stream.name}: session {replay.session_name!r}:"
                 f" the invariant does not hold before offset {replay.next_offset}",
                 next="begin earlier with --from, or check the invariant: it must hold at the beginning",
             )
@@ -200,7 +200,7 @@ def invariant_values(replay: SessionReplay, state: Any, session: Session) -> dic
         "time": session.timestamp,
         "session": replay.session_name,
         "sequence": session.sequence,
-        "state": view_of_state(replay.context.runner, state),
+        "state": view_of_state(replay.open_stream.runner, state),
         "damaged": session.damaged_since_offset >= 0,
         "quarantined": session.finding is not None,
     }

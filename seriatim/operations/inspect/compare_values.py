@@ -5,7 +5,7 @@ boolean, text is read as one of these, as in `row.day >= '2026-02-01'`. A time w
 UTC. Bytes are written in base64, as messages and traces have them. Text that is no date beside a
 date is an error; text that is no number is not equal to any number, and neither more nor less.
 
-Next: operations/inspect/expression.py compares by these; engine/table.py says which types columns
+Next: operations/inspect/condition.py compares by these; engine/table.py says which types columns
 have.
 """
 

@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from msgspec.structs import astuple
 
 from seriatim.engine.machine import Runner
-from seriatim.engine.messages import Poison, plain_values
+from seriatim.engine.messages import Poison
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session
 from seriatim.engine.table import (
@@ -29,11 +29,11 @@ from seriatim.engine.table import (
     rfc3339,
 )
 from seriatim.errors import ConfigError
-from seriatim.operations.inspect.session_replay import ReplayContext, SessionReplay
+from seriatim.operations.inspect.session_replay import ProgressCallback, SessionReplay
 from seriatim.operations.inspect.trace_step import TraceStep
 from seriatim.operations.inspect.tracing import SessionMessage
-from seriatim.operations.inspect.views import view_of_message
-from seriatim.ports import LedgerHead
+from seriatim.operations.inspect.views import plain_view_of_message
+from seriatim.ports import LedgerHead, OpenStream
 
 Record = dict[str, Any]
 RecordsByOffset = dict[int, list[Record]]
@@ -161,8 +161,15 @@ def records_by_session(
 class RowExplainer:
     """One row, in one session."""
 
-    def __init__(self, context: ReplayContext, head: LedgerHead, key: Mapping[str, Any]) -> None:
-        self.context = context
+    def __init__(
+        self,
+        open_stream: OpenStream,
+        head: LedgerHead,
+        key: Mapping[str, Any],
+        on_progress: ProgressCallback | None = None,
+    ) -> None:
+        self.open_stream = open_stream
+        self.on_progress = on_progress
         self.head = head
         self.key = dict(key)
 
@@ -183,7 +190,9 @@ class RowExplainer:
             explanation.touches = _touches_without_messages(records)
             return explanation
         try:
-            replay = SessionReplay(self.context, self.head, partition, session)
+            replay = SessionReplay(
+                self.open_stream, self.head, partition, session, self.on_progress
+            )
             explanation.touches = self._find_touches(replay, records, explanation)
         except ConfigError as error:
             explanation.notes.append(f"messages are not shown: {error.message}")
@@ -192,11 +201,11 @@ class RowExplainer:
 
     def _last_value(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
         """The row as its last record leaves it; None: the record deletes it."""
-        key_spec = self.context.runner.row_key_spec
+        key_spec = self.open_stream.runner.row_key_spec
         if not rows or key_spec is None:
             return None
         newest = rows[-1]
-        if _deletes_row(newest, key_spec.deleted_when):
+        if key_spec.deletes_row(newest):
             return None
         return {name: newest[name] for name in key_spec.columns}
 
@@ -233,7 +242,7 @@ class RowExplainer:
     def _start_offset(self, replay: SessionReplay, records: Mapping[int, Any]) -> int:
         """The offset from which on messages may touch the row."""
         name = replay.session_name
-        saved_sessions = self.context.state.load(replay.account.state, [name])
+        saved_sessions = self.open_stream.state.load(replay.account.state, [name])
         session = saved_sessions.get(name) or Session()
         first_message_offset = replay.first_message_offset(session.first_offset)
         first_record_offset = min(records, default=replay.committed_end)
@@ -241,7 +250,7 @@ class RowExplainer:
 
     def _names_row(self, message: Any) -> bool:
         """Whether a message of the table machine names the row."""
-        table = self.context.runner
+        table = self.open_stream.runner
         if not isinstance(table, TableMachine) or message.__class__ is Poison:
             return False
         key_values = [self.key[table.column_names[i]] for i in table.key_positions]
@@ -264,17 +273,10 @@ class RowExplainer:
             timestamp=step.timestamp,
             sequence=step.sequence,
             outcome=step.outcome,
-            message=plain_values(view_of_message(self.context.runner, step.message, step.raw)),
+            message=plain_view_of_message(self.open_stream.runner, step.message, step.raw),
             records=records,
             findings=findings,
         )
-
-
-def _deletes_row(record: Mapping[str, Any], deleted_when: Mapping[str, Any] | None) -> bool:
-    """Whether a record has the values that mark its row as deleted."""
-    if not deleted_when:
-        return False
-    return all(record[name] == value for name, value in deleted_when.items())
 
 
 def _by_offset(rows: Sequence[Mapping[str, Any]]) -> RecordsByOffset:

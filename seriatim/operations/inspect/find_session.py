@@ -13,8 +13,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Account, Ledger
-from seriatim.operations.inspect.session_replay import ReplayContext
-from seriatim.ports import LedgerHead
+from seriatim.ports import LedgerHead, OpenStream
 
 
 class SessionLocation(Struct, kw_only=True):
@@ -27,7 +26,7 @@ class SessionLocation(Struct, kw_only=True):
 
 
 def find_session(
-    context: ReplayContext,
+    open_stream: OpenStream,
     head: LedgerHead,
     name: str,
     topic: str | None = None,
@@ -39,12 +38,12 @@ def find_session(
     `topic` names none of them. A `partition` that is given is taken, whether it has state or not.
     """
     if partition is not None:
-        return _location_in_partition(context, head.ledger, name, partition)
-    stream_name = context.stream.name
+        return _location_in_partition(open_stream, head.ledger, name, partition)
+    stream_name = open_stream.stream.name
     sessions: dict[Partition, Session] = {}
     for topic_partition, account in _accounts_of_topic(head.ledger, topic):
-        if context.state.find_names(account.state, [name]):
-            sessions[topic_partition] = context.state.load(account.state, [name])[name]
+        if open_stream.state.find_names(account.state, [name]):
+            sessions[topic_partition] = open_stream.state.load(account.state, [name])[name]
     if not sessions:
         in_topic = f" in topic {topic}" if topic else ""
         raise ConfigError(
@@ -67,16 +66,16 @@ def find_session(
 
 
 def _location_in_partition(
-    context: ReplayContext, ledger: Ledger, name: str, partition: Partition
+    open_stream: OpenStream, ledger: Ledger, name: str, partition: Partition
 ) -> SessionLocation:
     account = ledger.account(partition)
     if account is None:
         partition_names = ", ".join(list(ledger.partitions)[:8])
         raise ConfigError(
-            f"{context.stream.name}: it has no partition {partition}",
+            f"{open_stream.stream.name}: it has no partition {partition}",
             next=f"it has {partition_names}",
         )
-    session = context.state.load(account.state, [name]).get(name)
+    session = open_stream.state.load(account.state, [name]).get(name)
     return SessionLocation(partition=partition, session=session or Session())
 
 

@@ -22,21 +22,19 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from seriatim.engine.files import File, StateStore
 from seriatim.engine.messages import MessageBatch
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
 from seriatim.engine.task import PartitionWork, TaskContext, TaskResult, run_task
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger.history import PartitionHistory
-from seriatim.ledger.model import Account, File
-from seriatim.operations.changes import result_of_hole
-from seriatim.operations.inspect.session_replay import ReplayContext
+from seriatim.ledger.model import Account
 from seriatim.operations.release import can_be_released, clear_finding
 from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
 from seriatim.operations.repair.refold_rules import RefoldRequest, Rewind, plan_stages
 from seriatim.operations.repair.rewind import histories_as_of
-from seriatim.operations.retry import WorkByPartition, fold_until_stable
-from seriatim.operations.slicing import Bounds, Ranges
-from seriatim.ports import DEFAULT_READ_OPTIONS, LedgerHead, ReadOptions, StateStore, Task
+from seriatim.operations.run import WorkByPartition, fold_until_stable, result_of_hole
+from seriatim.ports import DEFAULT_READ_OPTIONS, LedgerHead, OpenStream, ReadOptions, Task
 
 ProgressCallback = Callable[[int, int], None]
 ReadBatches = Callable[[OffsetRange], Iterator[MessageBatch]]
@@ -101,7 +99,7 @@ class ReplayRun:
 
     def __init__(
         self,
-        context: ReplayContext,
+        open_stream: OpenStream,
         head: LedgerHead,
         make_task_context: Callable[[tuple[File, ...]], TaskContext],
         *,
@@ -109,13 +107,13 @@ class ReplayRun:
         messages_max: int = 200_000,
         progress: ProgressCallback | None = None,
     ) -> None:
-        self.context = context
+        self.open_stream = open_stream
         self.head = head
         self.make_task_context = make_task_context
         self.without_state = without_state
         self.messages_max = messages_max
         self.on_progress = progress or (lambda _done, _total: None)
-        self.bounds = context.log.bounds(context.stream.topics)
+        self.bounds = open_stream.log.bounds(open_stream.stream.topics)
         self.offsets_done = 0
         self.offsets_total = 0
 
@@ -128,7 +126,7 @@ class ReplayRun:
             start = max(start, bounds.log_start)
         if self.without_state:
             return start
-        histories = histories_as_of(self.context.ledger, self.head, [partition])
+        histories = histories_as_of(self.open_stream.ledger, self.head, [partition])
         first_loadable = self._first_loadable_offset(histories[partition], start, account.frontier)
         return start if first_loadable is None else first_loadable
 
@@ -137,7 +135,7 @@ class ReplayRun:
 
         All of them are checked before the first is folded; a ConfigError says what cannot be.
         """
-        histories = histories_as_of(self.context.ledger, self.head, ranges)
+        histories = histories_as_of(self.open_stream.ledger, self.head, ranges)
         # 1. Choose where each partition begins.
         rewinds = [
             self._rewind_to_base(partition, offset_range, histories[partition])
@@ -208,7 +206,7 @@ class ReplayRun:
         self, partition: Partition, account: Account, offset_range: OffsetRange
     ) -> Bounds:
         """What Kafka has of the partition; a ConfigError if that is not the whole range."""
-        stream_name = self.context.stream.name
+        stream_name = self.open_stream.stream.name
         bounds = self.bounds.get(partition)
         if bounds is None or bounds.topic_id != account.topic_id:
             raise ConfigError(
@@ -243,7 +241,7 @@ class ReplayRun:
         if later_offset is not None:
             begin_later = f"begin later with --from {later_offset}, or "
         raise ConfigError(
-            f"{self.context.stream.name}: {partition}:"
+            f"{self.open_stream.stream.name}: {partition}:"
             f" no saved state at or before offset {offset_range.start} can be folded on:"
             f" Kafka has nothing before offset {bounds.log_start}",
             next=f"{begin_later}without any state with --fresh:"
@@ -253,7 +251,7 @@ class ReplayRun:
     def _can_load(self, account: Account) -> bool:
         try:
             # The name does not matter: loading checks the files, whatever is looked for in them.
-            self.context.state.load(account.state, [""])
+            self.open_stream.state.load(account.state, [""])
         except IntegrityError:
             return False
         return True
@@ -264,7 +262,7 @@ class ReplayRun:
         message_time_ms = rewind.base.message_time_ms
         moved_sessions = _moved_sessions(past)
         loss_detector = LossDetector(
-            output.partition, past.slice_proofs(), self.context.past_reader
+            output.partition, past.slice_proofs(), self.open_stream.past_reader
         )
         # By range: a stage that is folded twice reports its losses twice.
         missing_messages: dict[OffsetRange, int] = {}
@@ -310,7 +308,7 @@ class ReplayRun:
 
         reader = InProcessReader(read, {work.partition: offset_range})
         results = fold_until_stable(
-            self.context.stream.name,
+            self.open_stream.stream.name,
             {work.partition: work},
             reader,
             reader,
@@ -320,7 +318,7 @@ class ReplayRun:
         result = results.get(work.partition)
         if result is not None:
             return result
-        tier = self.context.stream.tier
+        tier = self.open_stream.stream.tier
         return result_of_hole(work.partition, account, offset_range, task_context.explain, tier)
 
     def _take_result(
@@ -355,7 +353,7 @@ class ReplayRun:
             released_sessions = {}
             for name, session in state.load(output.state, names).items():
                 if can_be_released(session, account):
-                    tier = self.context.stream.tier
+                    tier = self.open_stream.stream.tier
                     released_sessions[name] = clear_finding(session, account, tier)
             if released_sessions:
                 stem = f"{rewind.account.epoch}-{offset}-released"

@@ -16,13 +16,13 @@ from typing import Any
 
 import msgspec
 
+from seriatim.engine.files import StateStore
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import TIMESTAMP_RANGE_MS, MessageBatch
 from seriatim.engine.task import PartitionWork, TaskResult
 from seriatim.operations.inspect.trace_step import TraceStep
 from seriatim.operations.inspect.tracing import SessionMessage, TracingFold
-from seriatim.operations.inspect.views import diff_states, view_of_message
-from seriatim.ports import StateStore
+from seriatim.operations.inspect.views import diff_states, plain_view_of_message
 from seriatim.stream import Stream
 
 ROWS_MAX = 10_000
@@ -158,7 +158,7 @@ class ShadowTrace:
         runner = self.runner
         changes = diff_states(runner, step.before, step.after)
         texts = {
-            "message": _json_text(view_of_message(runner, step.message, step.raw)),
+            "message": _json_text(plain_view_of_message(runner, step.message, step.raw)),
             "changes": _json_text([msgspec.structs.asdict(change) for change in changes]),
             "records": _json_text(step.records),
             "findings": _json_text(step.findings),

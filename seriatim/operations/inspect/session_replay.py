@@ -25,9 +25,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.engine.findings import shell_quote
-from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger import history
@@ -38,25 +37,12 @@ from seriatim.operations.inspect.tracing import FoldSnapshot, SessionMessage, Tr
 from seriatim.operations.release import can_be_released, clear_finding
 from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
 from seriatim.operations.repair.refold_rules import same_session
-from seriatim.operations.slicing import Bounds
-from seriatim.ports import LedgerHead, LedgerStore, Log, PastMessageReader, StateStore
-from seriatim.stream import Stream
+from seriatim.ports import LedgerHead, OpenStream
 
 ENTRIES_READ_FIRST = 64
 """How many of the newest ledger entries are read before all of them are."""
-
-
-class ReplayContext(Struct, kw_only=True):
-    """The stream, its machine and its stores: everything that a replay reads from."""
-
-    stream: Stream
-    runner: Runner
-    ledger: LedgerStore
-    state: StateStore
-    log: Log
-    past_reader: PastMessageReader
-    on_progress: Callable[[int, int], None] | None = None
-    """Is called with the offsets that are read so far and the offsets of the range."""
+ProgressCallback = Callable[[int, int], None]
+"""Called with the offsets that are read so far, and the offsets of the range."""
 
 
 class ReplayPosition(Struct, frozen=True, kw_only=True):
@@ -108,12 +94,18 @@ class SessionReplay:
     """
 
     def __init__(
-        self, context: ReplayContext, head: LedgerHead, partition: Partition, session_name: str
+        self,
+        open_stream: OpenStream,
+        head: LedgerHead,
+        partition: Partition,
+        session_name: str,
+        on_progress: ProgressCallback | None = None,
     ) -> None:
-        self.context = context
+        self.open_stream = open_stream
         self.head = head
         self.partition = partition
         self.session_name = session_name
+        self.on_progress = on_progress
         self.account: Account = head.ledger.account(partition) or raise_broken_promise(
             "a session is only replayed in a partition that the ledger knows"
         )
@@ -283,7 +275,7 @@ class SessionReplay:
             # The files are deleted or damaged: there is nothing to compare with.
             return False
         folded_session = self.tracing_fold.session_to_save()
-        return not same_session(folded_session, saved_session, self.context.runner)
+        return not same_session(folded_session, saved_session, self.open_stream.runner)
 
     def current_position(self) -> ReplayPosition:
         """The current position, for `go_back`."""
@@ -321,18 +313,18 @@ class SessionReplay:
 
     def _load_session(self, account: Account) -> Session | None:
         """The session as it was saved; None: it was not. An IntegrityError tells of damaged files."""
-        saved_sessions = self.context.state.load(account.state, [self.session_name])
+        saved_sessions = self.open_stream.state.load(account.state, [self.session_name])
         return saved_sessions.get(self.session_name)
 
     def _checked_bounds(self) -> Bounds:
         """What Kafka has of the partition; a ConfigError if it is another topic by now."""
-        bounds = self.context.log.bounds(self.context.stream.topics).get(self.partition)
+        bounds = self.open_stream.log.bounds(self.open_stream.stream.topics).get(self.partition)
         if bounds is not None and bounds.topic_id == self.account.topic_id:
             return bounds
         problem = "was made again: its messages of before are gone"
         if bounds is None:
             problem = "is not in Kafka any more"
-        stream_name = self.context.stream.name
+        stream_name = self.open_stream.stream.name
         raise ConfigError(
             f"{stream_name}: topic {self.partition.topic} {problem}",
             next=f"seriatim state {stream_name} SESSION --version N shows what was saved by entry N;"
@@ -367,7 +359,7 @@ class SessionReplay:
         # Entries after the head that this replay looks at were committed in the meantime.
         entries = (
             stored
-            for stored in self.context.ledger.entries(self.head.ledger.stream, after_sequence)
+            for stored in self.open_stream.ledger.entries(self.head.ledger.stream, after_sequence)
             if stored.entry.sequence <= head_sequence
         )
         self.history = history.read_histories(entries, [self.partition])[self.partition]
@@ -385,8 +377,8 @@ class SessionReplay:
         if self._is_moved_session():
             moved_sessions[self.session_name] = self._home_partition()
         self._tracing_fold = TracingFold(
-            self.context.stream,
-            self.context.runner,
+            self.open_stream.stream,
+            self.open_stream.runner,
             self.partition,
             self.session_name,
             saved_session,
@@ -408,7 +400,7 @@ class SessionReplay:
             partition = Partition.parse(partition_name)
             if partition == self.partition or partition.topic != self.partition.topic:
                 continue
-            if self.context.state.find_names(account.state, [self.session_name]):
+            if self.open_stream.state.find_names(account.state, [self.session_name]):
                 return partition_name
         return "another partition"
 
@@ -459,7 +451,7 @@ class SessionReplay:
         account = replace(self.account, headless_since=self._headless_since)
         session = tracing_fold.session_to_save()
         if can_be_released(session, account):
-            tracing_fold.session = clear_finding(session, account, self.context.stream.tier)
+            tracing_fold.session = clear_finding(session, account, self.open_stream.stream.tier)
 
     def _messages_in(self, offset_range: OffsetRange) -> Iterator[list[SessionMessage]]:
         """The session's messages of a range: from the cache, or batch by batch from Kafka."""
@@ -482,11 +474,11 @@ class SessionReplay:
         readable = OffsetRange(offset_range.start, max(offset_range.start, end))
         if self._loss_detector is None:
             self._loss_detector = LossDetector(
-                self.partition, self.history.slice_proofs(), self.context.past_reader
+                self.partition, self.history.slice_proofs(), self.open_stream.past_reader
             )
         for batch in self._loss_detector.read_and_detect(readable, self._refuse_loss):
-            if self.context.on_progress is not None:
-                self.context.on_progress(batch.start - readable.start, len(readable))
+            if self.on_progress is not None:
+                self.on_progress(batch.start - readable.start, len(readable))
             yield batch
 
     # Errors.
@@ -495,21 +487,21 @@ class SessionReplay:
         log_end = self.bounds.log_end
         if log_end < end:
             raise ConfigError(
-                f"{self.context.stream.name}: {self.partition}: its log was cut at offset {log_end}:"
+                f"{self.open_stream.stream.name}: {self.partition}: its log was cut at offset {log_end}:"
                 f" the messages from there to {end} that were folded are not in Kafka any more",
                 next=self._describe_alternatives(log_end),
             )
 
     def _refuse_loss(self, loss: MessageLoss) -> None:
         raise ConfigError(
-            f"{self.context.stream.name}: {self.partition}: {loss}:"
+            f"{self.open_stream.stream.name}: {self.partition}: {loss}:"
             " folding the rest would tell something else than what was",
             next=self._describe_alternatives(loss.offset_range.end, is_certain=False),
         )
 
     def _unreachable_error(self, offset: int, damage: str) -> ConfigError:
         """The error for an offset that no saved state leads to."""
-        stream_name = self.context.stream.name
+        stream_name = self.open_stream.stream.name
         initial_frontier = self.account.initial_frontier
         if not damage and offset < initial_frontier:
             return ConfigError(
@@ -573,11 +565,11 @@ class SessionReplay:
         return None
 
     def _has_state_of_session(self, point: CommitPoint) -> bool:
-        return bool(self.context.state.find_names(point.account.state, [self.session_name]))
+        return bool(self.open_stream.state.find_names(point.account.state, [self.session_name]))
 
     def _describe_saved_state(self, point: CommitPoint) -> str:
         return (
-            f"seriatim state {self.context.stream.name} {shell_quote(self.session_name)}"
+            f"seriatim state {self.open_stream.stream.name} {shell_quote(self.session_name)}"
             f" --topic {self.partition.topic} --version {point.sequence}"
             f" shows it as saved at offset {point.account.frontier}"
         )

@@ -22,7 +22,7 @@ NAMES_BEFORE_FOLD = (
     "damaged",
     "quarantined",
 )
-"""The names that an expression about a message has before the message is folded."""
+"""The names that a condition about a message has before the message is folded."""
 NAMES_AFTER_FOLD = ("records", "findings", "after", "outcome")
 """The names that it has only after the message is folded."""
 
@@ -62,8 +62,8 @@ class TraceStep(Struct, kw_only=True):
     ended: bool = False
 
 
-def expression_names_after(runner: Runner, step: TraceStep) -> dict[str, Any]:
-    """The names of an expression about a message that is folded.
+def condition_names_after(runner: Runner, step: TraceStep) -> dict[str, Any]:
+    """The names of a condition about a message that is folded.
 
     Names that exist before folding as well have the same values here: `state` is the state before
     the message, and `damaged` and `quarantined` say how the session was before it.

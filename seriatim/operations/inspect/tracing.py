@@ -10,7 +10,7 @@ A `TracingFold` begins with a session as it was saved. The caller hands it the m
 All decisions are those of engine/fold.py, so a trace cannot show something else than a run did.
 
 Next: operations/inspect/session_replay.py chooses where to begin, and reads the messages;
-operations/inspect/expression.py evaluates questions about a step.
+operations/inspect/condition.py evaluates questions about a step.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.after_loss import tier_doubts_after_loss
 from seriatim.engine.findings import tier_action
 from seriatim.engine.fold import Fold, Tally
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch, Poison
 from seriatim.engine.offsets import Partition
-from seriatim.engine.record_kinds import MAIN_TABLE, table_of_record
+from seriatim.engine.records import MAIN_TABLE, table_of_record
+from seriatim.engine.rules import tier_doubts_after_loss
 from seriatim.engine.session import FoldOutput, Session
 from seriatim.engine.table import normalize_values
 from seriatim.engine.undo import EACH_MESSAGE
@@ -338,8 +338,8 @@ class TracingFold:
             )
         return self.runner.decode(batch.values)[0]
 
-    def expression_names_before(self, batch: MessageBatch) -> dict[str, Any]:
-        """The names of an expression about the one message of a batch, before it is folded."""
+    def condition_names_before(self, batch: MessageBatch) -> dict[str, Any]:
+        """The names of a condition about the one message of a batch, before it is folded."""
         message = self.decode_message(batch)
         return {
             "offset": batch.start,

@@ -1,7 +1,7 @@
-"""Views: how states and messages are shown to people and to expressions, and what differs between
+"""Views: how states and messages are shown to people and to conditions, and what differs between
 two states. Pure functions.
 
-Next: operations/inspect/tracing.py makes the states; operations/inspect/expression.py evaluates
+Next: operations/inspect/tracing.py makes the states; operations/inspect/condition.py evaluates
 conditions over these views.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from seriatim.engine.decoding import plain_values
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import Poison
 from seriatim.engine.table import TableMachine
@@ -58,14 +59,14 @@ class RowsView(Sequence[dict[str, Any]]):
 
 
 def view_of_state(runner: Runner, state: Any) -> Any:
-    """A state as expressions see it: `rows` of the table machine; any other state as it is."""
+    """A state as conditions see it: `rows` of the table machine; any other state as it is."""
     if state is None or not isinstance(runner, TableMachine):
         return state
     return {"rows": RowsView(runner.column_names, state)}
 
 
 def view_of_message(runner: Runner, message: Any, raw: bytes | None = None) -> Any:
-    """A message as expressions see it.
+    """A message as conditions see it.
 
     The table machine's messages are shown as they were sent, others as their machine takes them.
     """
@@ -76,10 +77,15 @@ def view_of_message(runner: Runner, message: Any, raw: bytes | None = None) -> A
     if raw is None:
         return msgspec.to_builtins(message)
     try:
-        return msgspec.json.decode(raw)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
-        # A field that is not a column may hold what cannot be decoded, such as 1e999.
+        return plain_values(runner.decoder.to_plain(raw), runner.decoder.decode_raw)
+    except Exception:  # noqa: BLE001  # the user's decoder may raise anything
+        # A field that is not a column may hold what cannot be decoded, such as 1e999 in JSON.
         return msgspec.to_builtins(message)
+
+
+def plain_view_of_message(runner: Runner, message: Any, raw: bytes | None) -> Any:
+    """A message as plain values, for JSON."""
+    return plain_values(view_of_message(runner, message, raw), runner.decoder.decode_raw)
 
 
 def state_to_plain(runner: Runner, state: Any) -> Any:

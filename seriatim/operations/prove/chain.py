@@ -9,27 +9,30 @@ applies them all.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.record_kinds import MAIN_TABLE, table_of_path
-from seriatim.ledger.model import (
-    Account,
-    Certificate,
-    Change,
-    File,
-    Ledger,
-    Manifest,
-    state_files_after,
+from seriatim.engine.files import Certificate, File
+from seriatim.engine.records import MAIN_TABLE, table_of_path
+from seriatim.ledger.entries import (
+    AcceptEntry,
+    CompactEntry,
+    Entry,
+    HoldEntry,
+    ReleaseEntry,
+    RepairEntry,
+    RetireEntry,
+    VerdictEntry,
 )
+from seriatim.ledger.manifests import Manifest, UnreadableWitnessError, decode_witness
+from seriatim.ledger.model import Account, Change, Ledger, state_files_after
 from seriatim.operations.prove.difference import RESTORE_ADVICE, RESTORE_LOG_ADVICE, Difference
 
-STANDING_KINDS = ("hold", "release", "retire", "verdict", "compact")
-"""Kinds of entries that do not move a partition."""
+STANDING_ENTRIES = (HoldEntry, ReleaseEntry, RetireEntry, VerdictEntry, CompactEntry)
+"""Types of entries that do not move a partition."""
 
 
 class AddedFile(Struct, frozen=True, kw_only=True):
@@ -162,14 +165,13 @@ def check_witness(
             )
         return
     try:
-        content = json.loads(witness)
-        sequence = int(content["sequence"])
-        sha256 = str(content["sha256"])
-    except (ValueError, KeyError, TypeError, OverflowError):
+        seen = decode_witness(witness)
+    except UnreadableWitnessError:
         yield Difference(
             description="the witness cannot be read", file="head.json", next=RESTORE_ADVICE
         )
         return
+    sequence = seen.sequence
     if sequence not in signatures:
         yield Difference(
             description="the witness has seen an entry that the ledger has not",
@@ -180,13 +182,13 @@ def check_witness(
             cause="the records table was rolled back, or the witness was changed",
             next=RESTORE_LOG_ADVICE,
         )
-    elif sha256 != signatures[sequence].sha256:
+    elif seen.sha256 != signatures[sequence].sha256:
         yield Difference(
             description="the witness has seen another entry than the ledger has",
             file="head.json",
             sequence=sequence,
             expected=signatures[sequence].sha256,
-            found=sha256,
+            found=seen.sha256,
             next=RESTORE_LOG_ADVICE,
         )
 
@@ -309,6 +311,28 @@ def check_manifest(
             yield from _check_added_file(file, added_files[path], sequence)
 
 
+def check_base(
+    signature: CommitSignature, manifest: Manifest, signatures: Mapping[int, CommitSignature]
+) -> Iterator[Difference]:
+    """The base of a partial manifest is the manifest of an earlier entry of this ledger."""
+    base = manifest.base
+    if base is None:
+        return
+    base_signature = signatures.get(base.sequence)
+    expected = "an entry before it"
+    if base_signature is not None and base.sequence < signature.sequence:
+        expected = base_signature.manifest
+    if base.path != expected:
+        yield Difference(
+            description="a manifest is based on one that is not of an entry before it",
+            file=signature.manifest,
+            sequence=signature.sequence,
+            expected=expected,
+            found=base.path,
+            next=RESTORE_ADVICE,
+        )
+
+
 def _check_added_file(file: File, added: AddedFile, sequence: int) -> Iterator[Difference]:
     """A commit says the same of a file as its manifest."""
     expected = (file.size_bytes, file.rows, file.first_offset, file.last_offset)
@@ -334,7 +358,7 @@ def check_ledger_step(manifest: Manifest, previous_ledger: Ledger) -> Iterator[D
     changes = {str(change.partition): change for change in entry.changes}
     for partition_name in sorted({*previous_ledger.partitions, *ledger.partitions, *changes}):
         checks = _partition_rules(
-            entry.kind,
+            entry,
             changes.get(partition_name),
             previous_ledger.partitions.get(partition_name),
             ledger.partitions.get(partition_name),
@@ -353,16 +377,19 @@ def check_ledger_step(manifest: Manifest, previous_ledger: Ledger) -> Iterator[D
 
 
 def _partition_rules(
-    kind: str, change: Change | None, account_before: Account | None, account_after: Account | None
+    entry: Entry,
+    change: Change | None,
+    account_before: Account | None,
+    account_after: Account | None,
 ) -> Iterator[RuleCheck]:
     """What one entry may do to the account of one partition."""
     if account_after is None:
         yield RuleCheck("a partition has left the ledger", "an account", "none")
-    elif change is None or kind in STANDING_KINDS:
-        yield from _standing_rules(kind, change, account_before, account_after)
-    elif kind == "accept":
+    elif change is None or isinstance(entry, STANDING_ENTRIES):
+        yield from _standing_rules(entry, change, account_before, account_after)
+    elif isinstance(entry, AcceptEntry):
         yield from _accept_rules(change, account_before, account_after)
-    elif kind == "repair":
+    elif isinstance(entry, RepairEntry):
         yield from _moving_rules(change, account_before, account_after, epochs_raised=1)
         state = change.state
         if state is None:
@@ -400,7 +427,7 @@ def _moving_rules(
 
 
 def _standing_rules(
-    kind: str, change: Change | None, account_before: Account | None, account_after: Account
+    entry: Entry, change: Change | None, account_before: Account | None, account_after: Account
 ) -> Iterator[RuleCheck]:
     """A partition without a change, or in an entry that moves nothing, stays where it was."""
     position_before = None
@@ -418,7 +445,7 @@ def _standing_rules(
         yield RuleCheck(
             "a partition's state changed without a change", state_before, account_after.state
         )
-    elif kind == "compact" and account_before is not None:
+    elif isinstance(entry, CompactEntry) and account_before is not None:
         yield from _compaction_rules(change, account_before, account_after)
 
 

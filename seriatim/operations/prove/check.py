@@ -11,7 +11,7 @@ fold.
 A check that breaks commits nothing: it is never a good verdict.
 
 Next: operations/prove/gather_evidence.py reads; operations/prove/verdict_rules.py decides;
-ledger/verdicts.py says what a verdict does to the ledger.
+ledger/entries.py says what a verdict does to the ledger.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from seriatim.engine.crash_points import crash_point
 from seriatim.engine.findings import Finding
 from seriatim.errors import ConfigError, FencedError, IntegrityError, ensure, raise_broken_promise
 from seriatim.ledger.commit import TRIES_MAX, commit, read_head
-from seriatim.ledger.model import Entry, Ledger
-from seriatim.ledger.verdicts import FailedRange, describe_failed_range, has_nothing_to_judge
+from seriatim.ledger.entries import AcceptEntry, Entry, VerdictEntry
+from seriatim.ledger.model import FailedRange, Ledger, describe_failed_range
 from seriatim.operations.prove.evidence import Evidence, RecordScanner
+from seriatim.operations.prove.folded_rows import exact_row_reader
 from seriatim.operations.prove.gather_evidence import (
-    CheckTableSpec,
     EvidenceGatherer,
     EvidenceRange,
     evidence_ranges,
@@ -48,30 +48,11 @@ from seriatim.ports import (
     Clock,
     LedgerHead,
     LedgerStore,
-    RecordStore,
-    StateStore,
+    OpenStream,
     UnreadableFileError,
 )
 
 ProgressCallback = Callable[[int, int], None]
-
-
-class CheckContext(Struct, frozen=True, kw_only=True):
-    """What a check of one stream works with."""
-
-    stream: str
-    suites: Suites
-    ledger: LedgerStore
-    open_state: Callable[[], StateStore]
-    records: RecordStore
-    record_scanner: RecordScanner
-    checker: Checker
-    table_spec: CheckTableSpec | None
-    """The table machine; None: another one, whose records do not say how they fold."""
-    clock: Clock
-    new_attempt: Callable[[], str]
-    peak_memory_bytes: Callable[[], int]
-    progress: ProgressCallback = lambda _records, _total: None
 
 
 class CheckResult(Struct, kw_only=True):
@@ -92,18 +73,27 @@ class CheckResult(Struct, kw_only=True):
     """The ledger after the verdict."""
 
 
-def check_stream(context: CheckContext) -> CheckResult:
+def _ignore_progress(_records: int, _total: int) -> None:
+    """The progress callback of a check that nobody watches."""
+
+
+def check_stream(
+    open_stream: OpenStream,
+    suites: Suites,
+    checker: Checker,
+    record_scanner: RecordScanner,
+    progress: ProgressCallback = _ignore_progress,
+) -> CheckResult:
     """Judge every entry that was not judged yet.
 
     Other runs commit meanwhile, so a check may have to be tried again.
     """
+    name = open_stream.stream.name
     for attempts_left in reversed(range(TRIES_MAX)):
-        head = read_head(context.ledger, context.stream)
+        head = read_head(open_stream.ledger, name)
         if head is None:
-            raise ConfigError(
-                f"{context.stream}: it was never run", next=f"seriatim run {context.stream}"
-            )
-        attempt = CheckAttempt(context, head)
+            raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
+        attempt = CheckAttempt(open_stream, head, suites, checker, record_scanner, progress)
         if not attempt.evidence_ranges:
             return attempt.result
         try:
@@ -112,36 +102,48 @@ def check_stream(context: CheckContext) -> CheckResult:
             if not attempts_left:
                 raise
         except BrokenCheckError as broken_check:
-            raise broken_check.to_config_error(context.stream) from None
+            raise broken_check.to_config_error(name) from None
         except UnreadableFileError as unreadable:
-            if _has_ledger_moved(context, head):
+            if _has_ledger_moved(open_stream, head):
                 # A repair or a sweep took the file away while we read.
                 if attempts_left:
                     continue
                 raise FencedError(
-                    f"{context.stream}: other runs committed during each of {TRIES_MAX} tries",
+                    f"{name}: other runs committed during each of {TRIES_MAX} tries",
                     cause=str(unreadable),
-                    next=f"nothing was judged; try again: seriatim check {context.stream}",
+                    next=f"nothing was judged; try again: seriatim check {name}",
                 ) from None
             raise IntegrityError(
-                f"{context.stream}: a record file cannot be read: {unreadable}",
-                next=f"`seriatim verify {context.stream}` says what differs; nothing was judged",
+                f"{name}: a record file cannot be read: {unreadable}",
+                next=f"`seriatim verify {name}` says what differs; nothing was judged",
             ) from None
     return raise_broken_promise("a check ends by a verdict or an error")
 
 
-def _has_ledger_moved(context: CheckContext, head: LedgerHead) -> bool:
+def _has_ledger_moved(open_stream: OpenStream, head: LedgerHead) -> bool:
     """Whether the ledger went on: then files that were in the table may be gone legitimately."""
-    present_head = read_head(context.ledger, context.stream)
+    present_head = read_head(open_stream.ledger, open_stream.stream.name)
     return present_head is not None and present_head.ledger.sequence != head.ledger.sequence
 
 
 class CheckAttempt:
     """One attempt at a check, as of one entry of the ledger."""
 
-    def __init__(self, context: CheckContext, head: LedgerHead) -> None:
+    def __init__(
+        self,
+        open_stream: OpenStream,
+        head: LedgerHead,
+        suites: Suites,
+        checker: Checker,
+        record_scanner: RecordScanner,
+        progress: ProgressCallback = _ignore_progress,
+    ) -> None:
         """Step 1: what is to be judged."""
-        self.context = context
+        self.open_stream = open_stream
+        self.suites = suites
+        self.checker = checker
+        self.record_scanner = record_scanner
+        self.progress = progress
         self.head = head
         self.judgements: list[Judgement] = []
         ledger = head.ledger
@@ -149,22 +151,23 @@ class CheckAttempt:
             judged_after=ledger.judged_until,
             judged_until=ledger.sequence,
             ledger=ledger,
-            expectations=context.suites.count,
+            expectations=suites.count,
         )
         entries: list[Entry] = []
-        for manifest in context.ledger.entries(context.stream, ledger.judged_until):
+        store = open_stream.ledger
+        for manifest in store.entries(ledger.stream, ledger.judged_until):
             entry = manifest.entry
-            if entry.sequence <= ledger.sequence and not has_nothing_to_judge(entry):
+            if entry.sequence <= ledger.sequence and not entry.has_nothing_to_judge:
                 entries.append(entry)
         self.evidence_ranges: list[EvidenceRange] = []
         if entries:
-            judged_ledger = context.ledger.ledger_at(context.stream, ledger.judged_until)
-            active_files = context.ledger.active_files(head)
+            judged_ledger = store.ledger_at(ledger.stream, ledger.judged_until)
+            active_files = store.active_files(head)
             self.evidence_ranges = evidence_ranges(judged_ledger, ledger, entries, active_files)
 
     def run(self) -> CheckResult:
         """Steps 2 to 4."""
-        started_seconds = self.context.clock.now_seconds()
+        started_seconds = self.open_stream.clock.now_seconds()
         result = self.result
         # 2. The partitions.
         total_rows = 0
@@ -172,28 +175,27 @@ class CheckAttempt:
             total_rows += sum(file.rows for file in evidence_range.new_files)
         for evidence_range in self.evidence_ranges:
             self._judge_range(evidence_range)
-            self.context.progress(result.records, max(total_rows, result.records))
+            self.progress(result.records, max(total_rows, result.records))
         crash_point("check-judged")
         # 3. The evidence.
-        suites = self.context.suites
-        for suite in (suites.ledger, suites.state):
-            self.judgements += self.context.checker.check_evidence(suite, result.evidence)
+        for suite in (self.suites.ledger, self.suites.state):
+            self.judgements += self.checker.check_evidence(suite, result.evidence)
         # 4. The verdict.
-        self._commit(self.context.clock.now_seconds() - started_seconds)
+        self._commit(self.open_stream.clock.now_seconds() - started_seconds)
         return result
 
     def _judge_range(self, evidence_range: EvidenceRange) -> None:
         """Step 2: gather the evidence of a partition, and check its new records."""
-        context = self.context
+        open_stream = self.open_stream
         gatherer = EvidenceGatherer(
             evidence_range,
-            stream=context.stream,
+            stream=open_stream.stream.name,
             judged_sequence=self.result.judged_after,
-            ledger=context.ledger,
-            state=context.open_state(),
-            records=context.records,
-            record_scanner=context.record_scanner,
-            table_spec=context.table_spec,
+            ledger=open_stream.ledger,
+            state=open_stream.open_state(),
+            records=open_stream.records,
+            record_scanner=self.record_scanner,
+            row_reader=exact_row_reader(open_stream.runner),
         )
         evidence = list(gatherer.evidence())
         ensure(
@@ -210,9 +212,9 @@ class CheckAttempt:
         self.result.evidence += evidence
         self.result.records += gatherer.files.new_rows
         files = (*evidence_range.new_files, *evidence_range.rewritten_files)
-        suite = context.suites.records
+        suite = self.suites.records
         if files and suite.expectations:
-            self.judgements += context.checker.check_records(
+            self.judgements += self.checker.check_records(
                 suite, evidence_range.partition, files, evidence_range.first_new_offsets
             )
 
@@ -221,9 +223,8 @@ class CheckAttempt:
         result = self.result
         scopes = [_check_scope(evidence_range) for evidence_range in self.evidence_ranges]
         findings = check_findings(self.judgements, result.evidence, result.judged_until)
-        entry = Entry(
-            kind="verdict",
-            attempt=self.context.new_attempt(),
+        entry = VerdictEntry(
+            attempt=self.open_stream.new_attempt(),
             product_version=__version__,
             verdict=verdict_by_partition(scopes, self.judgements),
             judged_after=result.judged_after,
@@ -232,10 +233,12 @@ class CheckAttempt:
             findings=tuple(findings),
             reason=f"{result.records} records, {len(result.evidence)} promises,"
             f" {result.expectations} expectations",
-            peak_memory_bytes=self.context.peak_memory_bytes(),
+            peak_memory_bytes=self.open_stream.peak_memory_bytes(),
             took_seconds=max(0.0, took_seconds),
         )
-        head, committed_entry = commit(self.context.ledger, self.context.clock, self.head, entry)
+        head, committed_entry = commit(
+            self.open_stream.ledger, self.open_stream.clock, self.head, entry
+        )
         # The committed entry may say less than ours: a repair may have replaced what we judged.
         result.verdict = dict(committed_entry.verdict)
         result.findings = list(committed_entry.findings)
@@ -289,8 +292,7 @@ def accept_failed_check(
     accepted = [failed for failed in head.ledger.failed_ranges if failed.judged_until <= sequence]
     if dry_run:
         return AcceptedFailures(accepted, head.ledger)
-    entry = Entry(
-        kind="accept",
+    entry = AcceptEntry(
         attempt=attempt,
         product_version=__version__,
         judged_until=sequence,

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 
 from msgspec import Struct
 
-from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.ledger.model import Certificate, Change
+from seriatim.engine.files import Certificate, Digests
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition
+from seriatim.ledger.model import Change
 from seriatim.operations.prove.difference import Difference, DifferenceError
 from seriatim.operations.prove.verify import Verification
-from seriatim.operations.slicing import Bounds
-from seriatim.ports import Digests, PastMessageReader
+from seriatim.ports import PastMessageReader
 
 ProgressCallback = Callable[[int, int], None]
 

@@ -15,17 +15,21 @@ a verdict of what suites say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 from zlib import crc32
 
 from msgspec import Struct, field
 
+from seriatim.engine.files import Certificate, File
 from seriatim.engine.offsets import Partition
-from seriatim.ledger.model import Account, Certificate, Change, Entry, File
-from seriatim.operations.prove.rules import Row, normalize_row
+from seriatim.engine.records import RowImage, RowKeySpec, same_rows
+from seriatim.ledger.entries import AcceptEntry, Entry, RepairEntry, SliceEntry
+from seriatim.ledger.model import Account, Change
+from seriatim.operations.prove.folded_rows import FoldedRows, RowsByKey
 
-RowsByKey = Mapping[Any, Row]
+ROW_CHARACTERS_MAX = 200
+"""How much of a row the evidence shows."""
 LoadRows = Callable[[str, list[str]], dict[str, RowsByKey]]
 """The rows of these sessions of a topic id, as they were before."""
 
@@ -67,16 +71,10 @@ class EvidenceRequest(Struct, frozen=True, kw_only=True):
     partition: Partition
     first_new_offsets: dict[str, int]
     """By topic id: the first offset that is new. Records of other topic ids are left out."""
-    key_columns: tuple[str, ...] = ()
-    """The key of the table machine; none: no rows are returned."""
-    columns: tuple[str, ...] = ()
-    has_before_images: bool = False
+    row_key_spec: RowKeySpec | None = None
+    """How records become rows; None: no rows are returned."""
     bucket: tuple[int, int] = (0, 1)
     """Number and count: only rows of sessions whose name falls into this bucket."""
-
-
-SessionRow = tuple[str, str, Any, Row | None, int]
-"""Topic id, session, key, row (None: there is none), offset."""
 
 
 class PartitionEvidence(Struct, kw_only=True):
@@ -91,9 +89,9 @@ class PartitionEvidence(Struct, kw_only=True):
     """The offset of the first row of another topic or partition."""
     offset_spans: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By topic id: first and last offset."""
-    first_rows: list[SessionRow] = field(default_factory=list)
+    first_rows: list[RowImage] = field(default_factory=list)
     """The before-image of each row where this part first meets it."""
-    last_rows: list[SessionRow] = field(default_factory=list)
+    last_rows: list[RowImage] = field(default_factory=list)
     """Each row as this part leaves it."""
     unlinked_rows: int = 0
     """Rows whose before-image is not the row before them in this part."""
@@ -132,7 +130,7 @@ def dense_evidence(
         offset = before.frontier
         topic_id = before.topic_id
     for entry, change in changes:
-        if entry.kind == "slice":
+        if isinstance(entry, SliceEntry):
             start = offset if topic_id == change.topic_id else change.frontier
             if not _is_dense_from(change.certificate, start):
                 broken.append(
@@ -142,7 +140,7 @@ def dense_evidence(
                         _describe_certificate(change.certificate),
                     )
                 )
-        if entry.kind in ("slice", "repair", "accept"):
+        if isinstance(entry, SliceEntry | RepairEntry | AcceptEntry):
             offset = change.until
         topic_id = change.topic_id
     if offset != after.frontier:
@@ -283,17 +281,12 @@ class RecordFilesCheck:
         )
 
 
-class RowFold:
+class RowFold(FoldedRows):
     """Folds new records over the rows as they were before."""
 
-    def __init__(
-        self, column_names: Iterable[str], load_rows: LoadRows, *, has_before_images: bool
-    ) -> None:
-        self.column_names = list(column_names)
+    def __init__(self, row_key_spec: RowKeySpec, load_rows: LoadRows) -> None:
+        super().__init__(row_key_spec, separate_topic_ids=True)
         self.load_rows = load_rows
-        self.has_before_images = has_before_images
-        self.tables: dict[tuple[str, str], dict[Any, tuple[Row, int]]] = {}
-        """By topic id and session, then by key: the row, and the offset of its last new record."""
         self.unlinked_rows = 0
         self.unlinked_offset = -1
         self.first_broken_link = ("", "")
@@ -306,15 +299,11 @@ class RowFold:
 
     def fold_part(self, evidence_part: PartitionEvidence, path: str) -> None:
         """Fold the rows of one part of a file."""
-        sessions = {(topic_id, session) for topic_id, session, _, _, _ in evidence_part.first_rows}
+        sessions = {(image.topic_id, image.session) for image in evidence_part.first_rows}
         self.load_sessions(sessions)
-        if self.has_before_images:
+        if self.row_key_spec.has_before_images:
             self._check_links(evidence_part, path)
-        for topic_id, session, key, row, offset in evidence_part.last_rows:
-            if row is None:
-                self.tables[topic_id, session].pop(key, None)
-            else:
-                self.tables[topic_id, session][key] = (row, offset)
+        self.fold_images(evidence_part.last_rows)
 
     def load_sessions(self, sessions: set[tuple[str, str]]) -> None:
         """Load the rows of these sessions, by topic id and name, as they were before."""
@@ -324,8 +313,7 @@ class RowFold:
         for topic_id, names in names_by_topic_id.items():
             rows_by_session = self.load_rows(topic_id, names)
             for name in names:
-                rows = rows_by_session.get(name, {})
-                self.tables[topic_id, name] = {key: (row, -1) for key, row in rows.items()}
+                self.put_session((topic_id, name), rows_by_session.get(name, {}))
 
     def _check_links(self, evidence_part: PartitionEvidence, path: str) -> None:
         """Compare before-images with the rows as they were."""
@@ -339,7 +327,10 @@ class RowFold:
         for topic_id, session, key, before_image, offset in evidence_part.first_rows:
             row, _ = self.tables[topic_id, session].get(key, (None, -1))
             if not same_rows(before_image, row):
-                link = (self.describe_row(row), self.describe_row(before_image))
+                link = (
+                    self.describe_row(row, ROW_CHARACTERS_MAX),
+                    self.describe_row(before_image, ROW_CHARACTERS_MAX),
+                )
                 self._record_broken_link(1, offset, path, link)
 
     def _record_broken_link(
@@ -356,25 +347,16 @@ class RowFold:
 
         The session is forgotten afterwards, to hold few rows in memory.
         """
-        table = self.tables.pop((topic_id, name))
-        for key in {*table, *state_rows}:
-            row, offset = table.get(key, (None, -1))
-            state_row = state_rows.get(key)
-            if same_rows(row, state_row):
-                continue
+        for difference in self.differences((topic_id, name), state_rows):
             self.difference_count += 1
+            offset = difference.offset
             # A row that no new record touched has offset -1, and says less than one with an offset.
             if self.difference_count == 1 or 0 <= offset < self.difference_offset:
                 self.difference_offset = offset
-                actual = f"{self.describe_row(state_row)} in session {name[:100]!r}"
-                self.first_difference = (self.describe_row(row), actual)
-
-    def describe_row(self, row: Row | None) -> str:
-        """A row for people."""
-        if row is None:
-            return "no such row"
-        values = [f"{name}={value!r}" for name, value in zip(self.column_names, row, strict=True)]
-        return ", ".join(values)[:200]
+                expected = self.describe_row(difference.row, ROW_CHARACTERS_MAX)
+                actual = self.describe_row(difference.state_row, ROW_CHARACTERS_MAX)
+                self.first_difference = (expected, f"{actual} in session {name[:100]!r}")
+        self.tables.pop((topic_id, name), None)
 
 
 def row_evidence(
@@ -383,7 +365,7 @@ def row_evidence(
     """The evidence for folded and linked, from folds that cover all sessions together."""
     row_folds = list(row_folds)
     yield _folded_evidence(partition, row_folds, files)
-    if any(row_fold.has_before_images for row_fold in row_folds):
+    if any(row_fold.row_key_spec.has_before_images for row_fold in row_folds):
         yield _linked_evidence(partition, row_folds)
 
 
@@ -431,12 +413,3 @@ def in_bucket(name: str, bucket: tuple[int, int]) -> bool:
     number, count = bucket
     # A name may have lone surrogates, which plain UTF-8 refuses.
     return count == 1 or crc32(name.encode("utf-8", "surrogatepass")) % count == number
-
-
-def same_rows(left: Row | None, right: Row | None) -> bool:
-    """Whether two rows are the same; a time without a zone is in UTC."""
-    if left == right:
-        return True
-    if left is None or right is None:
-        return False
-    return normalize_row(left) == normalize_row(right)

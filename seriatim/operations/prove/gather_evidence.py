@@ -12,28 +12,28 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from msgspec import Struct
 
+from seriatim.engine.files import File, StateStore
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session
-from seriatim.ledger.model import Account, Change, Entry, File, Ledger
+from seriatim.ledger.entries import Entry, RepairEntry
+from seriatim.ledger.model import Account, Change, Ledger
 from seriatim.operations.prove.evidence import (
     Evidence,
     EvidenceRequest,
     RecordFilesCheck,
     RecordScanner,
     RowFold,
-    RowsByKey,
     dense_evidence,
     in_bucket,
     row_evidence,
 )
-from seriatim.operations.prove.rules import Row
-from seriatim.ports import LedgerStore, RecordStore, StateStore
+from seriatim.operations.prove.folded_rows import RowsByKey, StateRowReader
+from seriatim.ports import LedgerStore, RecordStore
 
 ROWS_AT_ONCE = 500_000
 """The most records of a partition whose rows are held in memory together. If there are more, the
@@ -41,15 +41,6 @@ sessions are folded in rounds.
 """
 NAMES_AT_ONCE = 4_096
 EntryChanges = Sequence[tuple[Entry, Change]]
-
-
-class CheckTableSpec(Struct, frozen=True):
-    """The table machine, as far as its records and its state need it."""
-
-    key_columns: tuple[str, ...]
-    columns: tuple[str, ...]
-    has_before_images: bool
-    load: Callable[[bytes, int], Mapping[Any, Row]]
 
 
 class FoldBase(Struct, frozen=True):
@@ -151,7 +142,8 @@ def _find_first_new_offsets(
         offsets[previous_account.topic_id] = previous_account.frontier
     for entry, change in changes:
         topic_id = change.topic_id
-        if entry.kind == "repair" and (change.replaced_from >= 0 or change.records):
+        replaces_output = change.replaced_from >= 0 or change.records
+        if isinstance(entry, RepairEntry) and replaces_output:
             offsets[topic_id] = min(offsets.get(topic_id, 0), max(change.replaced_from, 0))
         offsets.setdefault(topic_id, 0)
     return offsets
@@ -170,7 +162,7 @@ class EvidenceGatherer:
         state: StateStore,
         records: RecordStore,
         record_scanner: RecordScanner,
-        table_spec: CheckTableSpec | None,
+        row_reader: StateRowReader | None,
     ) -> None:
         self.evidence_range = evidence_range
         self.stream = stream
@@ -179,10 +171,10 @@ class EvidenceGatherer:
         self.state = state
         self.records = records
         self.record_scanner = record_scanner
-        self.table_spec = table_spec
+        self.row_reader = row_reader
         if evidence_range.rewritten_files:
             # Records of other partitions are in the same file: they cannot be folded in order.
-            self.table_spec = None
+            self.row_reader = None
         self.files = RecordFilesCheck(evidence_range.partition)
 
     def evidence(self) -> Iterator[Evidence]:
@@ -195,8 +187,8 @@ class EvidenceGatherer:
             evidence_range.account,
         )
         row_folds: list[RowFold] = []
-        if self.table_spec is not None:
-            row_folds = self._fold_in_rounds(self.table_spec, self._find_base())
+        if self.row_reader is not None:
+            row_folds = self._fold_in_rounds(self.row_reader, self._find_base())
         else:
             request = EvidenceRequest(
                 partition=evidence_range.partition,
@@ -207,7 +199,7 @@ class EvidenceGatherer:
         if evidence_range.has_only_own_files:
             total_records = sum(file.rows for file in evidence_range.record_files)
         yield from self.files.evidence(total_records, evidence_range.account)
-        if self.table_spec is not None:
+        if self.row_reader is not None:
             new_paths = tuple(file.path for file in evidence_range.new_files)
             yield from row_evidence(evidence_range.partition, row_folds, new_paths)
 
@@ -217,13 +209,13 @@ class EvidenceGatherer:
         Rows can be folded only if the machine and the files say how.
         """
         promises = {"dense", "counted", "unique"}
-        if self.table_spec is not None:
+        if self.row_reader is not None:
             promises.add("folded")
-            if self.table_spec.has_before_images:
+            if self.row_reader.row_key_spec.has_before_images:
                 promises.add("linked")
         return promises
 
-    def _fold_in_rounds(self, table_spec: CheckTableSpec, base: FoldBase) -> list[RowFold]:
+    def _fold_in_rounds(self, row_reader: StateRowReader, base: FoldBase) -> list[RowFold]:
         """Fold the new records over the base, one bucket of sessions after the other."""
         first_offsets = dict(self.evidence_range.first_new_offsets)
         if base.topic_id:
@@ -233,23 +225,19 @@ class EvidenceGatherer:
         round_count = 1 + new_row_count // ROWS_AT_ONCE
 
         def load_rows(topic_id: str, names: list[str]) -> dict[str, RowsByKey]:
-            return self._rows_before(base, table_spec, topic_id, names)
+            return self._rows_before(base, row_reader, topic_id, names)
 
         row_folds: list[RowFold] = []
         for number in range(round_count):
             request = EvidenceRequest(
                 partition=self.evidence_range.partition,
                 first_new_offsets=first_offsets,
-                key_columns=table_spec.key_columns,
-                columns=table_spec.columns,
-                has_before_images=table_spec.has_before_images,
+                row_key_spec=row_reader.row_key_spec,
                 bucket=(number, round_count),
             )
-            row_fold = RowFold(
-                table_spec.columns, load_rows, has_before_images=table_spec.has_before_images
-            )
+            row_fold = RowFold(row_reader.row_key_spec, load_rows)
             self._scan_files(request, row_fold)
-            self._compare_with_state(row_fold, base, table_spec, request)
+            self._compare_with_state(row_fold, base, row_reader, request)
             row_folds.append(row_fold)
         return row_folds
 
@@ -266,19 +254,19 @@ class EvidenceGatherer:
                     row_fold.fold_part(evidence_part, file.path)
 
     def _rows_before(
-        self, base: FoldBase, table_spec: CheckTableSpec, topic_id: str, names: list[str]
+        self, base: FoldBase, row_reader: StateRowReader, topic_id: str, names: list[str]
     ) -> dict[str, RowsByKey]:
         """The rows of sessions in the base. For another topic id there are none."""
         if topic_id != base.topic_id:
             return {}
         sessions = self.state.load(base.state, names)
-        return {name: _rows_of_session(table_spec, session) for name, session in sessions.items()}
+        return {name: _rows_of_session(row_reader, session) for name, session in sessions.items()}
 
     def _compare_with_state(
         self,
         row_fold: RowFold,
         base: FoldBase,
-        table_spec: CheckTableSpec,
+        row_reader: StateRowReader,
         request: EvidenceRequest,
     ) -> None:
         """Compare the sessions of a bucket with their state.
@@ -299,25 +287,25 @@ class EvidenceGatherer:
         for names in _chunks(names_in_state, NAMES_AT_ONCE):
             # Several state files may have the same session.
             distinct_names = list(dict.fromkeys(names))
-            self._compare_sessions(row_fold, table_spec, account, distinct_names)
+            self._compare_sessions(row_fold, row_reader, account, distinct_names)
         # 2. Sessions of records. The comparison takes sessions out of the tables, so these are
         # those that are left.
         touched_names = [name for topic_id, name in row_fold.tables if topic_id == account.topic_id]
         for names in _chunks(touched_names, NAMES_AT_ONCE):
-            self._compare_sessions(row_fold, table_spec, account, names)
+            self._compare_sessions(row_fold, row_reader, account, names)
         # 3. Sessions of other topic ids.
         for topic_id, name in list(row_fold.tables):
             row_fold.compare_with_state(topic_id, name, {})
 
     def _compare_sessions(
-        self, row_fold: RowFold, table_spec: CheckTableSpec, account: Account, names: list[str]
+        self, row_fold: RowFold, row_reader: StateRowReader, account: Account, names: list[str]
     ) -> None:
         sessions = self.state.load(account.state, names)
         row_fold.load_sessions({(account.topic_id, name) for name in names})
         for name in names:
             state_rows: RowsByKey = {}
             if name in sessions:
-                state_rows = _rows_of_session(table_spec, sessions[name])
+                state_rows = _rows_of_session(row_reader, sessions[name])
             row_fold.compare_with_state(account.topic_id, name, state_rows)
 
     def _find_base(self) -> FoldBase:
@@ -349,7 +337,7 @@ class EvidenceGatherer:
 
 def _rewound_offsets(entry: Entry, partition_name: str) -> list[int]:
     """Where a repair began to replace output of a partition; empty for other entries."""
-    if entry.kind != "repair":
+    if not isinstance(entry, RepairEntry):
         return []
     return [
         change.replaced_from
@@ -367,7 +355,7 @@ def _chunks(names: Iterable[str], size: int) -> Iterator[list[str]]:
         chunk = list(islice(remaining, size))
 
 
-def _rows_of_session(table_spec: CheckTableSpec, session: Session) -> RowsByKey:
+def _rows_of_session(row_reader: StateRowReader, session: Session) -> RowsByKey:
     if session.state_bytes is None:
         return {}
-    return table_spec.load(session.state_bytes, session.state_version)
+    return row_reader.load(session.state_bytes, session.state_version)

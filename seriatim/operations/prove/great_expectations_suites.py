@@ -16,37 +16,37 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
+from seriatim.engine.records import POSITION_COLUMNS
 from seriatim.errors import ConfigError
-from seriatim.ledger.model import File
 from seriatim.operations.prove.evidence import Evidence
 from seriatim.operations.prove.suite import Expectation, Suite
 from seriatim.operations.prove.verdict_rules import BrokenCheckError, Judgement
 from seriatim.ports import UnreadableFileError
+from seriatim.storage.parquet import open_parquet
+from seriatim.storage.store import Store
 
 ROWS_AT_ONCE = 250_000
 EXAMPLES_MAX = 200
 """How many bad rows the library names. If there are more, all files of the batch are blamed."""
 VALUES_SHOWN_MAX = 20
-POSITION_COLUMNS = ("topic", "partition", "offset")
 READ_ERRORS = (OSError, pa.ArrowException, ValueError)
 """What reading a damaged file raises."""
 OFFSET_MAX = np.iinfo(np.int64).max
 
 
 class GreatExpectations:
-    """Checks the record files of one stream, below its output path."""
+    """Checks the record files of one stream."""
 
-    def __init__(self, root: Path, rows_at_once: int = ROWS_AT_ONCE) -> None:
-        self.root = root
+    def __init__(self, store: Store, rows_at_once: int = ROWS_AT_ONCE) -> None:
+        self.store = store
         self.rows_at_once = rows_at_once
 
     def check_records(
@@ -118,7 +118,7 @@ class GreatExpectations:
         """The new rows of a file that are of the partition, one row group at a time."""
         is_own_file = file.path.startswith(f"records/{partition}/")
         try:
-            with pq.ParquetFile(self.root / file.path, page_checksum_verification=True) as parquet:
+            with open_parquet(self.store, file.path) as parquet:
                 file_columns = parquet.schema_arrow.names
                 # Where a row is can be the name of a folder instead of a column.
                 all_columns = list(dict.fromkeys([*file_columns, *POSITION_COLUMNS]))
@@ -235,7 +235,7 @@ def _columns_to_read(suite: Suite, available: Sequence[str]) -> list[str]:
     suite_columns = suite.columns()
     if suite_columns is None:
         return list(available)
-    return list(dict.fromkeys([*POSITION_COLUMNS, "topic_id", *suite_columns]))
+    return list(dict.fromkeys([*POSITION_COLUMNS, *suite_columns]))
 
 
 def _evidence_table(rows: Sequence[Evidence]) -> pa.Table:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any
 
@@ -19,8 +18,10 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.record_kinds import table_directory, table_of_path
-from seriatim.ledger.model import Change, File, Ledger, Manifest
+from seriatim.engine.files import File
+from seriatim.engine.records import RowKeySpec, table_directory, table_of_path
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Change, Ledger
 from seriatim.operations.compaction_rules import COMPACTED_NAME
 from seriatim.operations.prove.chain import Commit, CommitSignature
 from seriatim.operations.prove.difference import (
@@ -29,6 +30,7 @@ from seriatim.operations.prove.difference import (
     RESTORE_LOG_ADVICE,
     Difference,
 )
+from seriatim.operations.prove.folded_rows import FoldedRows, RowsByKey
 
 RECORD_FILE_NAME = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)\.parquet")
 """Epoch, start and attempt: the names that Seriatim gives."""
@@ -51,7 +53,8 @@ SIGN_OFF_ADVICE = (
     f"{RESTORE_LOG_ADVICE}. If an older ledger\n"
     "is meant (a deliberate restore): `seriatim verify {stream} --all`"
 )
-Row = tuple[Any, ...]
+ROW_CHARACTERS_MAX = 400
+"""How much of a row a difference shows."""
 
 
 class SignOff(
@@ -193,6 +196,19 @@ class FileOutline(Struct, kw_only=True):
     """How many different offsets there are."""
 
 
+class FileReading(Struct, kw_only=True):
+    """A committed file as it is now."""
+
+    size_bytes: int | None = None
+    """None: there is no such file."""
+    digests: tuple[str, str] = ("", "")
+    """XXH3-128 and SHA-256; the second is empty if the entry does not have it."""
+    outline: FileOutline | None = None
+    """Of a file of records or quarantined messages that has the size and digests of its entry."""
+    read_error: str = ""
+    """Why a file that has them is not valid in its own format."""
+
+
 class CommittedFile(Struct, frozen=True):
     """A file, and the entry and the change that name it."""
 
@@ -202,13 +218,17 @@ class CommittedFile(Struct, frozen=True):
 
 
 def check_file(
-    committed_file: CommittedFile, size: int | None, digest: str, paths_by_digest: Mapping[str, str]
+    committed_file: CommittedFile,
+    size: int | None,
+    digests: tuple[str, str],
+    paths_by_digest: Mapping[str, str],
 ) -> Iterator[Difference]:
-    """A file exists, with the size and the digest that its entry says.
+    """A file exists, with the size and the digests (XXH3 and SHA-256) that its entry says.
 
     `paths_by_digest` are the files that are known: they tell whether two files were swapped.
     """
     file = committed_file.file
+    digest, sha256_digest = digests
     location: dict[str, Any] = {
         "file": file.path,
         "sequence": committed_file.sequence,
@@ -239,6 +259,14 @@ def check_file(
             expected=file.digest,
             found=digest,
             cause=cause,
+            **location,
+        )
+    elif sha256_digest != file.sha256:
+        yield Difference(
+            description="a file is damaged",
+            expected=f"SHA-256 {file.sha256}",
+            found=f"SHA-256 {sha256_digest}",
+            cause="somebody changed it on purpose: its XXH3-128 is still the one of its entry",
             **location,
         )
 
@@ -509,79 +537,46 @@ def _check_other_table(
     )
 
 
-class RowsOfRecords:
+class RowsOfRecords(FoldedRows):
     """The rows of a partition's sessions, made of its records alone."""
 
-    def __init__(self, partition_name: str, column_names: Iterable[str]) -> None:
+    def __init__(self, partition_name: str, row_key_spec: RowKeySpec) -> None:
+        super().__init__(row_key_spec, separate_topic_ids=False)
         self.partition_name = partition_name
-        self.column_names = list(column_names)
-        self.tables: dict[str, dict[Any, tuple[Row, int]]] = {}
-        """By session and key: the row, and the offset of its last record."""
 
-    def set_row(self, session: str, key: Any, row: Row | None, offset: int) -> None:
-        """Take the last record of a row: what the row is now, or None if it was deleted."""
-        table = self.tables.setdefault(session, {})
-        if row is None:
-            table.pop(key, None)
-        else:
-            table[key] = (row, offset)
-
-    def find_differences(self, states: Mapping[str, Mapping[Any, Row]]) -> Iterator[Difference]:
+    def find_differences(self, states: Mapping[str, RowsByKey]) -> Iterator[Difference]:
         """Rows of states that are not what the records make."""
-        for session in sorted({*self.tables, *states}):
-            table = self.tables.get(session, {})
-            state_rows = states.get(session, {})
-            for key in sorted({*table, *state_rows}, key=repr):
-                row, offset = table.get(key, (None, -1))
-                state_row = state_rows.get(key)
-                is_in_both = row is not None and state_row is not None
-                if is_in_both and normalize_row(row or ()) == normalize_row(state_row or ()):
-                    continue
+        sessions = {session for _, session in self.tables}
+        for session in sorted(sessions.union(states)):
+            for difference in self.differences(("", session), states.get(session, {})):
                 yield Difference(
                     description="the state is not what its records make",
                     partition=self.partition_name,
-                    offset=offset,
+                    offset=difference.offset,
                     session=session,
-                    expected=self._describe_row(row),
-                    found=self._describe_row(state_row),
+                    expected=self.describe_row(difference.row, ROW_CHARACTERS_MAX),
+                    found=self.describe_row(difference.state_row, ROW_CHARACTERS_MAX),
                     cause="expected: by folding the records; found: in the state files",
                     next="keep both and report this as a bug; the session is right again after its"
                     " next snapshot",
                 )
 
-    def lacking(self, states: Mapping[str, Mapping[Any, Row]]) -> Iterator[Difference]:
+    def lacking(self, states: Mapping[str, RowsByKey]) -> Iterator[Difference]:
         """Rows that the records make and that a state does not have."""
-        for session in sorted(self.tables):
-            state_rows = states.get(session, {})
-            for key, (row, offset) in sorted(self.tables[session].items(), key=repr):
-                if key in state_rows:
+        for topic_session in sorted(self.tables):
+            session = topic_session[1]
+            for difference in self.differences(topic_session, states.get(session, {})):
+                if difference.state_row is not None:
                     continue
                 yield Difference(
                     description="the state lacks a row that its records make",
                     partition=self.partition_name,
-                    offset=offset,
+                    offset=difference.offset,
                     session=session,
-                    expected=self._describe_row(row),
+                    expected=self.describe_row(difference.row, ROW_CHARACTERS_MAX),
                     found="`end` of the machine does not take it back",
                     cause="the state lost the row, or the machine's `end` does not name every row",
                     next="let `end` take back every row of the state; then"
                     f" `seriatim repair {{stream}} --partition {self.partition_name}`"
                     " folds the session again",
                 )
-
-    def _describe_row(self, row: Row | None) -> str:
-        if row is None:
-            return "no such row"
-        values = [f"{name}={value!r}" for name, value in zip(self.column_names, row, strict=True)]
-        return ", ".join(values)[:400]
-
-
-def normalize_row(row: Row) -> Row:
-    """A row as it is compared: a time without a zone is in UTC, as the records have it."""
-    return tuple([_in_utc(value) if isinstance(value, datetime) else value for value in row])
-
-
-def _in_utc(value: datetime) -> datetime:
-    if value.tzinfo is None:
-        return value.replace(tzinfo=UTC)
-    return value

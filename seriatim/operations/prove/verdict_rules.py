@@ -4,7 +4,7 @@ Bad data and a broken check are two different things: a check that cannot be car
 error, and never a good verdict.
 
 Next: operations/prove/suite.py has what is expected; operations/prove/evidence.py has the promises;
-ledger/verdicts.py says what a verdict does to the ledger.
+ledger/entries.py says what a verdict does to the ledger.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from seriatim.engine.files import File
 from seriatim.engine.findings import Finding
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
-from seriatim.ledger.model import File
-from seriatim.ledger.verdicts import FailedRange
+from seriatim.ledger.model import FailedRange
 from seriatim.operations.prove.evidence import Evidence
 from seriatim.operations.prove.suite import Expectation, Suite
 

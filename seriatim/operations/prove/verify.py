@@ -24,15 +24,18 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.machine import Runner, UserMachine
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.record_kinds import MAIN_TABLE, table_of_path, table_of_record
-from seriatim.engine.table import TableMachine
-from seriatim.errors import ConfigError, SeriatimError
-from seriatim.ledger.model import Change, File, Ledger, Manifest, decode_manifest
+from seriatim.engine.records import table_of_path
+from seriatim.engine.session import Session
+from seriatim.errors import ConfigError
+from seriatim.ledger.entries import CompactEntry, Entry, SliceEntry, StartEntry
+from seriatim.ledger.manifests import Manifest, ManifestReference, UnreadableManifestError
+from seriatim.ledger.model import Change, Ledger
 from seriatim.operations.prove.chain import (
     Commit,
     CommitSignature,
+    check_base,
     check_chain,
     check_ledger_step,
     check_manifest,
@@ -49,9 +52,11 @@ from seriatim.operations.prove.difference import (
     Difference,
     DifferenceError,
 )
+from seriatim.operations.prove.folded_rows import StateRowReader
 from seriatim.operations.prove.rules import (
     CommittedFile,
     FileOutline,
+    FileReading,
     RowsOfRecords,
     SignOff,
     check_content,
@@ -62,59 +67,12 @@ from seriatim.operations.prove.rules import (
     check_sign_off,
     check_state,
     find_orphans,
-    normalize_row,
     other_table_paths,
 )
 from seriatim.ports import Audit, UnreadableFileError
 
 ProgressCallback = Callable[[int, int], None]
 ORPHANS_REPORTED_MAX = 20
-
-
-class VerifyTableSpec(Struct, frozen=True):
-    """A machine, as far as folding its records needs it."""
-
-    key_columns: tuple[str, ...]
-    columns: tuple[str, ...]
-    load: Callable[[bytes, int], Mapping[Any, tuple[Any, ...]]]
-    """The rows of a saved state, by key."""
-    gone: Mapping[str, Any] = field(default_factory=lambda: {"op": "delete"})
-    """A record with these values deletes its row."""
-    is_own: bool = False
-    """A machine of the user: `load` returns what its `end` would take back, which may be more rows
-    than there are.
-    """
-
-
-def foldable(runner: Runner) -> VerifyTableSpec | None:
-    """How the records of a machine fold to its state; None if it does not say.
-
-    All rows in the state of the table machine are known. What the state of a user's machine holds
-    is known only by `end`, which takes every row back: so its record class must have a `row_key`
-    and a `row_gone`.
-    """
-    key_spec = runner.row_key_spec
-    if key_spec is None:
-        return None
-    if isinstance(runner, TableMachine):
-        return VerifyTableSpec(key_spec.key, key_spec.columns, runner.load)
-    if not isinstance(runner, UserMachine) or not runner.has_end or not key_spec.deleted_when:
-        return None
-    positions = [list(runner.columns).index(column) for column in key_spec.key]
-
-    def rows_to_take_back(saved: bytes, version: int) -> dict[Any, tuple[Any, ...]]:
-        rows: dict[Any, tuple[Any, ...]] = {}
-        for record in runner.end(runner.load(saved, version)):
-            if table_of_record(record) != MAIN_TABLE:
-                continue
-            row = normalize_row(record)
-            key = tuple(row[position] for position in positions)
-            rows[key[0] if len(key) == 1 else key] = row
-        return rows
-
-    return VerifyTableSpec(
-        key_spec.key, key_spec.columns, rows_to_take_back, gone=key_spec.deleted_when, is_own=True
-    )
 
 
 class VerifyResult(Struct, kw_only=True):
@@ -148,13 +106,13 @@ class Verification:
         stream: str,
         audit: Audit,
         *,
-        table_spec: VerifyTableSpec | None = None,
+        row_reader: StateRowReader | None = None,
         from_first_entry: bool = False,
         progress: ProgressCallback | None = None,
     ) -> None:
         self.stream = stream
         self.audit = audit
-        self.table_spec = table_spec
+        self.row_reader = row_reader
         self.from_first_entry = from_first_entry
         self.progress = progress or (lambda _bytes, _total: None)
         self.result = VerifyResult()
@@ -328,6 +286,7 @@ class Verification:
             signature = self.signatures[sequence]
             commit = commits_by_sequence[sequence]
             self.take_differences(check_manifest(signature, commit, manifest, self.stream))
+            self.take_differences(check_base(signature, manifest, self.signatures))
             self.take_differences(check_ledger_step(manifest, previous_ledger))
             self.entries.append(manifest)
             previous_ledger = manifest.ledger
@@ -339,31 +298,11 @@ class Verification:
     def manifest(self, sequence: int) -> Manifest:
         """The manifest of an entry, proved by the hash in the chain."""
         signature = self.signatures[sequence]
-
-        def manifest_error(description: str, expected: str, actual: str) -> DifferenceError:
-            return DifferenceError(
-                Difference(
-                    description=description,
-                    file=signature.manifest,
-                    sequence=sequence,
-                    expected=expected,
-                    found=actual,
-                    next=RESTORE_ADVICE,
-                )
-            )
-
+        reference = ManifestReference(sequence, signature.manifest, signature.sha256)
         try:
-            sha256, content = self.audit.manifest(signature.manifest)
-        except UnreadableFileError as error:
-            raise manifest_error("a manifest cannot be read", "", str(error)) from None
-        if sha256 != signature.sha256:
-            raise manifest_error("a manifest is damaged", signature.sha256, sha256)
-        try:
-            return decode_manifest(content)
-        except ConfigError:
-            raise  # Another version of Seriatim wrote it: this is no damage.
-        except (msgspec.MsgspecError, SeriatimError) as error:
-            raise manifest_error("a manifest cannot be read", "", str(error)) from None
+            return self.audit.manifest(reference)
+        except UnreadableManifestError as error:
+            raise DifferenceError(_manifest_difference(error)) from None
 
     def _has_state(self, ledger: Ledger) -> bool:
         """Whether all state files of a ledger still exist, with their size."""
@@ -388,12 +327,19 @@ class Verification:
         for path, committed_file in files_to_check.items():
             paths_by_digest[committed_file.file.digest] = path
             bytes_total += committed_file.file.size_bytes
-        entry_kinds = {manifest.entry.sequence: manifest.entry.kind for manifest in self.entries}
-        for path, committed_file in files_to_check.items():
+        entry_types: dict[int, type[Entry]] = {}
+        for manifest in self.entries:
+            entry_types[manifest.entry.sequence] = type(manifest.entry)
+        committed = list(files_to_check.values())
+        readings = self.audit.read_files([committed_file.file for committed_file in committed])
+        for committed_file, reading in zip(committed, readings, strict=True):
+            path = committed_file.file.path
             # Quarantined messages are never swept, so their files must always be there.
             is_needed = path in needed_paths or path.startswith("kept/")
-            entry_kind = entry_kinds.get(committed_file.sequence, "")
-            self._check_file(committed_file, paths_by_digest, entry_kind, is_needed=is_needed)
+            entry_type = entry_types.get(committed_file.sequence)
+            self._check_file(
+                committed_file, reading, paths_by_digest, entry_type, is_needed=is_needed
+            )
             self.progress(self.result.bytes, bytes_total)
         self._check_overlaps(active_paths)
         if self.sign_off.sequence < 0:
@@ -424,30 +370,32 @@ class Verification:
     def _check_file(
         self,
         committed_file: CommittedFile,
+        reading: FileReading,
         paths_by_digest: Mapping[str, str],
-        kind: str,
+        entry_type: type[Entry] | None,
         *,
         is_needed: bool,
     ) -> None:
         """Check one file, and what is in it. A file that is not needed may be deleted."""
         path = committed_file.file.path
-        size = self.audit.size(path)
+        size = reading.size_bytes
         self.result.bytes += committed_file.file.size_bytes
         if size is None and not is_needed:
             self.result.deleted_files += 1
             return
-        digest = "" if size is None else self.audit.digest(path)
-        self.take_differences(check_file(committed_file, size, digest, paths_by_digest))
+        self.take_differences(check_file(committed_file, size, reading.digests, paths_by_digest))
         self.result.files += 1
-        in_slice = kind in ("start", "slice")
-        try:
-            if path.startswith("state/"):
+        in_slice = entry_type in (StartEntry, SliceEntry)
+        if path.startswith("state/"):
+            try:
                 self._check_state_file(committed_file, in_slice=in_slice)
-                return
-            outline = self.audit.outline(path)
-        except UnreadableFileError as error:
-            raise _unreadable_file_error(committed_file, str(error)) from None
-        is_compacted = kind == "compact"
+            except UnreadableFileError as error:
+                raise _unreadable_file_error(committed_file, str(error)) from None
+            return
+        outline = reading.outline
+        if outline is None:
+            raise _unreadable_file_error(committed_file, reading.read_error)
+        is_compacted = entry_type is CompactEntry
         self.take_differences(
             check_content(committed_file, outline, in_slice=in_slice, compacted=is_compacted)
         )
@@ -462,8 +410,7 @@ class Verification:
     def _check_state_file(self, committed_file: CommittedFile, *, in_slice: bool) -> None:
         change = committed_file.change
         path = committed_file.file.path
-        rows = self.audit.rows(path, ["session", "last_offset"])
-        last_offsets: list[int] = [row["last_offset"] for row in rows]
+        last_offsets = [session.last_offset for _, session in self.audit.sessions(path)]
         touched = sum(change.frontier <= offset < change.until for offset in last_offsets)
         # A certificate counts the sessions of its slice: those are in the last file of its change.
         change_files = change.state or ()
@@ -476,55 +423,49 @@ class Verification:
         """Step 5: fold the records since the sign-off over the state of that time, or over nothing,
         and compare with the present state.
         """
-        can_fold = self.table_spec is not None and not rewritten_files(self.commits)
+        can_fold = self.row_reader is not None and not rewritten_files(self.commits)
         paths_by_partition = self._record_files_in_order()
         for partition_name, account in self.last_ledger.partitions.items():
-            sessions = self._session_rows(account.state)
+            sessions = self._sessions(account.state)
             self.result.sessions += len(sessions)
-            quarantined = sum(row["status"] == "quarantined" for row in sessions.values())
+            quarantined = sum(session.finding is not None for session in sessions.values())
             if quarantined != account.quarantined:
                 raise DifferenceError(
                     _quarantine_count_difference(partition_name, account.quarantined, quarantined)
                 )
-            if can_fold and self.table_spec is not None:
+            if can_fold and self.row_reader is not None:
                 paths = paths_by_partition.get(partition_name, [])
-                self._check_rows(partition_name, self.table_spec, paths, sessions)
+                self._check_rows(partition_name, self.row_reader, paths, sessions)
         self._note_if_not_folded()
 
     def _check_rows(
         self,
         partition_name: str,
-        table_spec: VerifyTableSpec,
+        row_reader: StateRowReader,
         paths: Iterable[str],
-        sessions: Mapping[str, Mapping[str, Any]],
+        sessions: Mapping[str, Session],
     ) -> None:
         """Fold the records of one partition, and compare the rows with the sessions' state."""
-        rows = RowsOfRecords(partition_name, table_spec.columns)
+        rows = RowsOfRecords(partition_name, row_reader.row_key_spec)
         signed_account = self.signed_ledger.partitions.get(partition_name)
         # The rows that a user's `end` takes back may be more than there are, so they are no base
         # to fold over.
-        if not table_spec.is_own and signed_account is not None:
-            signed_sessions = self._session_rows(signed_account.state)
-            for session, table in self._session_tables(partition_name, signed_sessions):
-                for key, row in table.items():
-                    rows.set_row(session, key, row, -1)
-        for path in paths:
-            last_rows = self.audit.last_rows(
-                path, table_spec.key_columns, table_spec.columns, table_spec.gone
-            )
-            for session, key, new_row, offset in last_rows:
-                rows.set_row(session, key, new_row, offset)
+        if row_reader.is_exact and signed_account is not None:
+            signed_sessions = self._sessions(signed_account.state)
+            for name, table in self._session_tables(partition_name, signed_sessions):
+                rows.put_session(("", name), table)
+        rows.fold_images(self.audit.last_rows(paths, row_reader.row_key_spec))
         states = dict(self._session_tables(partition_name, sessions))
         # For the same reason only missing rows are a difference then.
-        if table_spec.is_own:
-            self.take_differences(rows.lacking(states))
-        else:
+        if row_reader.is_exact:
             self.take_differences(rows.find_differences(states))
+        else:
+            self.take_differences(rows.lacking(states))
 
     def _note_if_not_folded(self) -> None:
         rewritten = rewritten_files(self.commits)
-        self.result.has_folded_records = self.table_spec is not None and not rewritten
-        if self.table_spec is None:
+        self.result.has_folded_records = self.row_reader is not None and not rewritten
+        if self.row_reader is None:
             self.result.notes.append(
                 "records were not folded to state: the machine does not say how, by row_key,"
                 " row_gone and an `end`"
@@ -563,42 +504,40 @@ class Verification:
         distinct_topic_ids = dict.fromkeys(topic_ids)
         return {key: age for age, key in enumerate(distinct_topic_ids)}
 
-    def _session_rows(self, files: Iterable[File]) -> dict[str, dict[str, Any]]:
+    def _sessions(self, files: Iterable[File]) -> dict[str, Session]:
         """The sessions of state files, each from the newest file that has it."""
-        columns = ["session", "state", "state_version", "status"]
-        sessions: dict[str, dict[str, Any]] = {}
+        sessions: dict[str, Session] = {}
         for file in files:
-            for row in self.audit.rows(file.path, columns):
-                sessions[row["session"]] = row
+            sessions.update(self.audit.sessions(file.path))
         return sessions
 
     def _session_tables(
-        self, partition_name: str, sessions: Mapping[str, Mapping[str, Any]]
+        self, partition_name: str, sessions: Mapping[str, Session]
     ) -> Iterator[tuple[str, Mapping[Any, tuple[Any, ...]]]]:
         """The rows in the state of each session that has state."""
-        if self.table_spec is None:
+        if self.row_reader is None:
             return
-        for session, row in sessions.items():
-            if row["state"] is None:
+        for name, session in sessions.items():
+            if session.state_bytes is None:
                 continue
             try:
-                table = self.table_spec.load(row["state"], row["state_version"])
+                table = self.row_reader.load(session.state_bytes, session.state_version)
             except Exception as error:
                 # A user's `upgrade` or `end` may raise anything. Of our own code only what
                 # msgspec raises is expected.
-                if not self.table_spec.is_own and not isinstance(error, msgspec.MsgspecError):
+                if self.row_reader.is_exact and not isinstance(error, msgspec.MsgspecError):
                     raise
                 raise DifferenceError(
                     Difference(
                         description="a session's state cannot be read",
                         partition=partition_name,
-                        session=session,
+                        session=name,
                         found=str(error),
                         next="check that the stream file has the columns and the key it had when"
                         " it was run",
                     )
                 ) from None
-            yield session, table
+            yield name, table
 
     def _report_orphans(self) -> None:
         """Step 6: report files that nothing names, as warnings."""
@@ -649,6 +588,25 @@ def rewritten_files(commits: Iterable[Commit]) -> list[str]:
         if commit.signature is not None:
             own_paths.update(added.path for added in commit.adds)
     return sorted(set(replay_expected_files(commits)) - own_paths)
+
+
+def _manifest_difference(error: UnreadableManifestError) -> Difference:
+    """What is wrong with a manifest: that of an entry, or one that later entries are based on."""
+    difference = Difference(
+        description="a manifest cannot be read",
+        file=error.reference.path,
+        sequence=error.reference.sequence,
+        found=error.reason,
+        next=RESTORE_ADVICE,
+    )
+    if error.actual_sha256:
+        return replace(
+            difference,
+            description="a manifest is damaged",
+            expected=error.reference.sha256,
+            found=error.actual_sha256,
+        )
+    return difference
 
 
 def _unreadable_file_error(committed_file: CommittedFile, error_text: str) -> DifferenceError:

@@ -16,11 +16,13 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from seriatim.engine.files import Certificate
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import CapturedMessage, Poison, session_name_of_key
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition
+from seriatim.engine.records import MESSAGE_COLUMNS
 from seriatim.ledger.gaps import Gap, GapsFold
-from seriatim.ledger.model import Account, Certificate
+from seriatim.ledger.model import Account
 from seriatim.operations.prove.chain import AddedFile, Commit, replay_active_files
 from seriatim.operations.prove.message_validator import (
     FirstDifference,
@@ -31,7 +33,6 @@ from seriatim.operations.prove.message_validator import (
     first_difference,
 )
 from seriatim.operations.prove.verify import Verification
-from seriatim.operations.slicing import Bounds
 from seriatim.ports import Audit, PastMessageReader
 from seriatim.stream import Stream
 
@@ -39,7 +40,7 @@ MESSAGES_AT_ONCE = 5_000
 OFFSET_MAX = 2**63 - 1
 HARMLESS_CAUSES = ("marker", "aborted", "compacted")
 """Causes of missing offsets that are no loss."""
-RECORD_COLUMNS = ("topic_id", "offset", "index", "source_offset", "session", "sequence", "op")
+READ_COLUMNS = (*MESSAGE_COLUMNS, "op")
 ProgressCallback = Callable[[int, int], None]
 
 
@@ -332,7 +333,7 @@ def _record_reader(
 
     def record_rows() -> Iterator[dict[str, Any]]:
         for path in paths:
-            for row in audit.rows(path, RECORD_COLUMNS):
+            for row in audit.rows(path, READ_COLUMNS):
                 if row["topic_id"] == topic_id:
                     yield row
 

@@ -3,16 +3,16 @@
 Only what was folded can be folded again: a range is cut to what the ledger has, and a range of
 which nothing is left is refused.
 
-Next: airflow/run_request.py checks what a person writes; operations/repair/repair.py plans and
+Next: operations/run_request.py checks what a person writes; operations/repair/repair.py plans and
 applies.
 """
 
 from __future__ import annotations
 
-from seriatim.airflow.run_request import RangeEdge, RunRequest
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Ledger
+from seriatim.operations.run_request import RangeEdge, RunRequest
 from seriatim.ports import Log
 
 AFTER_LAST_OFFSET = 1 << 62

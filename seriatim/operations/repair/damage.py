@@ -11,17 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 
-from seriatim.engine.offsets import Partition
+from seriatim.engine.files import File
+from seriatim.engine.offsets import Bounds, Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.history import FileOrigin, PartitionHistory
-from seriatim.ledger.model import Account, File, Ledger
+from seriatim.ledger.model import Account, Ledger
 from seriatim.operations.repair.plan import Damage, RepairRequest
 from seriatim.operations.repair.refold_rules import RefoldRequest
-from seriatim.operations.run import FoldContext
-from seriatim.operations.slicing import Bounds
-from seriatim.ports import LedgerHead
-from seriatim.stream import Stream
+from seriatim.ports import LedgerHead, OpenStream
 
 SESSIONS_NAMED_MAX = 5
 PARTITIONS_NAMED_MAX = 20
@@ -45,19 +43,18 @@ class DamageSearch:
 
     def __init__(
         self,
-        stream: Stream,
+        open_stream: OpenStream,
         head: LedgerHead,
         bounds: Mapping[Partition, Bounds],
         histories: Mapping[Partition, PartitionHistory],
-        context: FoldContext,
         suspects: frozenset[str] = frozenset(),
     ) -> None:
-        self.stream = stream
+        self.open_stream = open_stream
+        self.stream = open_stream.stream
         self.head = head
         self.ledger = head.ledger
         self.bounds = bounds
         self.histories = histories
-        self.context = context
         self.suspects = suspects
         """Paths of files that an earlier attempt at this repair could not read."""
 
@@ -139,7 +136,7 @@ class DamageSearch:
     def _load_session(self, partition: Partition, name: str) -> Session:
         """The state of a session in a partition. A session that is not there is refused."""
         state_files = self.account(partition).state
-        session = self.context.open_state().load(state_files, (name,)).get(name)
+        session = self.open_stream.open_state().load(state_files, (name,)).get(name)
         if session is None:
             raise ConfigError(
                 f"{self.stream.name}: there is no session {name!r} in {partition}",
@@ -156,7 +153,7 @@ class DamageSearch:
                 f"{self.stream.name}: --from needs to know where",
                 next="add --partition TOPIC/NUMBER, or --session NAME",
             )
-        state = self.context.open_state()
+        state = self.open_stream.open_state()
         homes = [
             partition
             for partition in self.ledger.known_partitions()
@@ -181,7 +178,7 @@ class DamageSearch:
     def _damages_of_partition(self, partition: Partition, *, check_digests: bool) -> list[Damage]:
         """All damage of a partition: its record files, its checks, its log, its state."""
         account = self.account(partition)
-        damaged_state_files = self.context.joiner.find_damaged_files(account.state)
+        damaged_state_files = self.open_stream.joiner.find_damaged_files(account.state)
         damages = self._damaged_record_files(
             partition, self._suspect_paths(), check_all_files=True, check_digests=check_digests
         )
@@ -222,7 +219,7 @@ class DamageSearch:
     def _quarantined_sessions(self, partition: Partition) -> list[Damage]:
         """The sessions in quarantine, as one damage: only they are folded again."""
         account = self.account(partition)
-        sessions = self.context.open_state().quarantined_sessions(account.state)
+        sessions = self.open_stream.open_state().quarantined_sessions(account.state)
         if not sessions:
             return []
         names = sorted(sessions)
@@ -267,7 +264,7 @@ class DamageSearch:
         Suspect files are always checked by their digest. All other files are checked only with
         `check_all_files`: by their digest with `check_digests`, else by their size.
         """
-        joiner = self.context.joiner
+        joiner = self.open_stream.joiner
         origins = self._record_files_of_current_topic(partition)
         suspect_files = [origins[path].file for path in suspects if path in origins]
         damaged = joiner.find_damaged_files(suspect_files)
@@ -298,11 +295,11 @@ class DamageSearch:
         ]
 
     def _active_paths(self) -> set[str]:
-        return self.context.ledger.active_paths(self.head)
+        return self.open_stream.ledger.active_paths(self.head)
 
     def _suspect_paths(self) -> set[str]:
         """Files that verify found to differ, or that a refold could not read."""
-        return {*self.context.ledger.differing_files(), *self.suspects}
+        return {*self.open_stream.ledger.differing_files(), *self.suspects}
 
     # Files that no refold can replace, and files that nothing needs
 
@@ -323,7 +320,7 @@ class DamageSearch:
             cause = "it is of an earlier life of its topic"
             if account.retired:
                 cause = "its partition is retired"
-            damaged = self.context.joiner.find_damaged_files(files, check_digests=False)
+            damaged = self.open_stream.joiner.find_damaged_files(files, check_digests=False)
             for path, defect in damaged.items():
                 error = IntegrityError(
                     f"{self.stream.name}: record file {path}: {defect}",
@@ -338,7 +335,7 @@ class DamageSearch:
         known_paths: set[str] = set()
         for history in self.histories.values():
             known_paths.update(history.record_files)
-        active_files = self.context.ledger.active_files(self.head)
+        active_files = self.open_stream.ledger.active_files(self.head)
         return [file for file in active_files if file.path not in known_paths]
 
     def unneeded_damaged_files(self) -> list[str]:
@@ -357,9 +354,9 @@ class DamageSearch:
         # A file that is gone counts as damaged too, but there is nothing of it to delete.
         existing_paths: set[str] = set()
         for partition in self.histories:
-            existing_paths.update(self.context.records.paths(partition))
+            existing_paths.update(self.open_stream.records.paths(partition))
         existing_files = [file for file in candidates if file.path in existing_paths]
-        return sorted(self.context.joiner.find_damaged_files(existing_files))
+        return sorted(self.open_stream.joiner.find_damaged_files(existing_files))
 
     def _all_committed_files(self) -> dict[str, File]:
         """Every record file and state file that an entry of the ledger ever made, by path."""

@@ -1,7 +1,7 @@
 """Forward: a halted partition goes on behind messages that are lost for good.
 
 What is passed over is published as a gap of all sessions. Each session goes on by its own next
-snapshot or proof (engine/after_loss.py). Records and state stay as they are, because nothing is
+snapshot or proof (engine/rules.py). Records and state stay as they are, because nothing is
 known of what was lost. This module is pure: everything comes in as values.
 
 Next: ledger/model.py applies the change, like that of a repair; operations/repair/planner.py looks
@@ -10,11 +10,12 @@ at Kafka, and operations/repair/repair.py commits.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from seriatim.engine.findings import GapMark
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.errors import ConfigError, raise_broken_promise
-from seriatim.ledger.model import Account, Change, Halt
-from seriatim.operations.slicing import Bounds
+from seriatim.ledger.model import Account, Change, Halt, unmoved_change
 
 CLOSED_BY_FORWARD = "forward"
 """How the gaps table says that a loss was passed over."""
@@ -45,13 +46,9 @@ def plan_forward(
     log_end = account.log_end
     if bounds is not None:
         log_end = max(log_end, bounds.log_end)
-    return Change(
-        partition=partition,
-        epoch=account.epoch,
-        frontier=account.frontier,
+    return replace(
+        unmoved_change(partition, account),
         until=lost.end,
-        topic_id=account.topic_id,
-        initial_frontier=account.initial_frontier,
         marks=(mark,),
         log_end=log_end,
         quarantined=account.quarantined,

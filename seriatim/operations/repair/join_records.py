@@ -9,13 +9,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.record_kinds import table_of_path
-from seriatim.engine.session_filter import ReplacedRecords
+from seriatim.engine.records import table_of_path
+from seriatim.engine.session import ReplacedRecords
 from seriatim.engine.task import stem_prefix
 from seriatim.errors import IntegrityError
 from seriatim.ledger.history import FileOrigin
-from seriatim.ledger.model import File
 from seriatim.operations.repair.refold_rules import RefoldProgress, RewriteRegion, plan_regions
 from seriatim.ports import Joiner
 

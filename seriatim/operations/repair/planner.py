@@ -11,10 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from seriatim.engine.files import File
 from seriatim.engine.holes import LOSS_FINDINGS
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import IntegrityError, SeriatimError
-from seriatim.ledger.model import Change, File, Halt
+from seriatim.ledger.model import Change, Halt
 from seriatim.operations.repair.damage import DamageSearch
 from seriatim.operations.repair.forward import plan_forward
 from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
@@ -47,7 +48,7 @@ class RepairPlanner:
         self.chooser = chooser
         self.past_reader = past_reader
         self.stream_name = search.stream.name
-        self.joiner = search.context.joiner
+        self.joiner = search.open_stream.joiner
         self.actions: list[RepairAction] = []
         self.notes: list[str] = []
         """What cannot be repaired, and what to do instead, as texts for people."""
@@ -253,7 +254,7 @@ class RepairPlanner:
         # Transaction markers and compacted messages leave holes that are no loss.
         hole = OffsetRange(start, first_message)
         lost_ends: list[int] = []
-        for piece, cause in self.search.context.explain(partition, hole):
+        for piece, cause in self.search.open_stream.explain(partition, hole):
             if cause in LOSS_FINDINGS:
                 lost_ends.append(piece.end)
         return max(lost_ends, default=start)

@@ -16,7 +16,7 @@ So
 All sessions but those of newer files are in doubt from the frontier on. They go on by proof, or
 with their next snapshot.
 
-Next: engine/after_loss.py has the proof; operations/repair/repair.py commits.
+Next: engine/rules.py has the proof; operations/repair/repair.py commits.
 """
 
 from __future__ import annotations
@@ -26,26 +26,23 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.after_loss import is_in_doubt, tier_doubts_after_loss
+from seriatim.engine.files import File
 from seriatim.engine.findings import GapMark
-from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Partition
+from seriatim.engine.rules import is_in_doubt, tier_doubts_after_loss
 from seriatim.engine.session import Session
 from seriatim.engine.task import stem_prefix
 from seriatim.ledger.gaps import Gap
-from seriatim.ledger.model import Account, Change, File
+from seriatim.ledger.model import Account, Change
 from seriatim.operations.repair.forward import CLOSED_BY_FORWARD
-from seriatim.operations.run import FoldContext
+from seriatim.ports import OpenStream
 from seriatim.storage.current_rows import SessionTable
-from seriatim.stream import Stream
 
 
 class StateRebuild(Struct, frozen=True):
     """Rebuilds the state of one partition."""
 
-    stream: Stream
-    runner: Runner
-    context: FoldContext
+    open_stream: OpenStream
     partition: Partition
     account: Account
 
@@ -59,7 +56,7 @@ class StateRebuild(Struct, frozen=True):
         3. Save all of them as one state file.
         """
         account = self.account
-        state = self.context.open_state()
+        state = self.open_stream.open_state()
         newer_files, older_files = self._intact_state_files()
         # 1. Sessions that are lost.
         sessions = self._rebuild_sessions(records, older_files)
@@ -104,7 +101,7 @@ class StateRebuild(Struct, frozen=True):
         files.
         """
         files = list(self.account.state)
-        damaged = self.context.joiner.find_damaged_files(files)
+        damaged = self.open_stream.joiner.find_damaged_files(files)
         damaged_indexes = [i for i, file in enumerate(files) if file.path in damaged]
         newest_damaged = max(damaged_indexes)
         newer_files = files[newest_damaged + 1 :]
@@ -116,31 +113,29 @@ class StateRebuild(Struct, frozen=True):
     ) -> dict[str, Session]:
         """The sessions whose newest state is lost, as far as they are known."""
         row_key_spec = None
-        if self.stream.machine == "table":
-            row_key_spec = self.runner.row_key_spec
+        if self.open_stream.stream.machine == "table":
+            row_key_spec = self.open_stream.runner.row_key_spec
         if row_key_spec is not None:
-            tables = self.context.joiner.session_tables(
+            tables = self.open_stream.joiner.session_tables(
                 self.partition, self.account.topic_id, records, row_key_spec
             )
             return {table.session: self._session_from_records(table) for table in tables}
-        if not tier_doubts_after_loss(self.stream.tier):
+        if not tier_doubts_after_loss(self.open_stream.stream.tier):
             return {}  # No sequence could prove that an older state is still the right one.
         sessions: dict[str, Session] = {}
-        for name, session in self.context.open_state().all_sessions(older):
-            sessions[name] = replace(
-                session, finding=None, finding_offset=-1, damaged_since_offset=-1
-            )
+        for name, session in self.open_stream.open_state().all_sessions(older):
+            sessions[name] = session.without_finding()
         return sessions
 
     def _session_from_records(self, table: SessionTable) -> Session:
         """A session of the table machine, as its records show it."""
         rows = dict(enumerate(table.rows))
         sequence = None
-        if tier_doubts_after_loss(self.stream.tier):
+        if tier_doubts_after_loss(self.open_stream.stream.tier):
             sequence = table.sequence
         return Session(
-            state_bytes=self.runner.dump(rows),
-            state_version=self.runner.state_version,
+            state_bytes=self.open_stream.runner.dump(rows),
+            state_version=self.open_stream.runner.state_version,
             sequence=sequence,
             first_offset=table.offset,
             last_offset=table.offset,

@@ -26,21 +26,18 @@ from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
+from seriatim.engine.files import File, SourceFailedError, save_state
 from seriatim.engine.findings import Finding, GapMark
-from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.session import Session
-from seriatim.engine.state_merging import merge_count
 from seriatim.engine.task import PartitionWork, TaskResult, stem_prefix
 from seriatim.errors import IntegrityError, PlatformError, ensure, raise_broken_promise
 from seriatim.ledger.commit import commit
+from seriatim.ledger.entries import HoldEntry, ReleaseEntry, RepairEntry
 from seriatim.ledger.gaps import Gap
 from seriatim.ledger.history import PartitionHistory
-from seriatim.ledger.machine_version import refuse_incompatible_machine
-from seriatim.ledger.model import Account, Change, Entry, File, Ledger
-from seriatim.operations.changes import result_of_hole
-from seriatim.operations.derived_tables import catch_up_after_run, read_gaps
-from seriatim.operations.moved_sessions import MovedSessions, find_moved_sessions
+from seriatim.ledger.model import Change, Ledger, refuse_incompatible_machine, unmoved_change
+from seriatim.operations.followers import catch_up_after_run, read_gaps
 from seriatim.operations.release import can_be_released, clear_finding
 from seriatim.operations.repair.join_records import RecordFileJoin, machine_changed_error
 from seriatim.operations.repair.refold_rules import (
@@ -51,11 +48,16 @@ from seriatim.operations.repair.refold_rules import (
     repaired_marks,
     same_session,
 )
-from seriatim.operations.retry import ResultByPartition, WorkByPartition, fold_until_stable
-from seriatim.operations.run import FoldContext
+from seriatim.operations.run import (
+    MovedSessions,
+    ResultByPartition,
+    WorkByPartition,
+    find_moved_sessions,
+    fold_until_stable,
+    result_of_hole,
+)
 from seriatim.operations.sweep import sweep_dead
-from seriatim.ports import LedgerHead, ReadOptions, SourceFailedError
-from seriatim.stream import Stream
+from seriatim.ports import LedgerHead, OpenStream, ReadOptions
 
 ProgressCallback = Callable[[int, int], None]
 
@@ -116,16 +118,14 @@ class RefoldRun:
 
     def __init__(
         self,
-        stream: Stream,
-        runner: Runner,
-        context: FoldContext,
+        open_stream: OpenStream,
         *,
         run_id: str = "",
         progress: ProgressCallback | None = None,
     ) -> None:
-        self.stream = stream
-        self.runner = runner
-        self.context = context
+        self.open_stream = open_stream
+        self.stream = open_stream.stream
+        self.runner = open_stream.runner
         self.run_id = run_id
         self.on_progress = progress or (lambda _messages, _total: None)
         self.result = RefoldResult()
@@ -144,9 +144,8 @@ class RefoldRun:
         refuse_incompatible_machine(
             head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape
         )
-        hold = self.context.new_attempt()
-        entry = Entry(
-            kind="hold",
+        hold = self.open_stream.new_attempt()
+        entry = HoldEntry(
             attempt=hold,
             run=self.run_id,
             product_version=__version__,
@@ -156,16 +155,16 @@ class RefoldRun:
             changes=_unmoved_changes(head.ledger, partitions),
         )
         self.result.hold = hold
-        head = commit(self.context.ledger, self.context.clock, head, entry)[0]
+        head = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)[0]
         crash_point("held")
         return head
 
     def release_hold(self) -> None:
         """Release the hold if it is still ours. Nothing else is changed."""
-        head = self.context.ledger.head(self.stream.name)
+        head = self.open_stream.ledger.head(self.stream.name)
         if head is None:
             raise_broken_promise("the ledger vanished")
-        release_hold(self.context, head, self.result.hold, run_id=self.run_id)
+        release_hold(self.open_stream, head, self.result.hold, run_id=self.run_id)
 
     def refold_partitions(
         self,
@@ -191,8 +190,8 @@ class RefoldRun:
             self.on_progress(messages, max(messages_total, messages))
             crash_point("stage-folded")
         # 4. Join the record files.
-        gaps = read_gaps(self.context.ledger, self.context.derived, head.ledger)
-        active_files = self.context.ledger.active_files(head)
+        gaps = read_gaps(self.open_stream.ledger, self.open_stream.derived, head.ledger)
+        active_files = self.open_stream.ledger.active_files(head)
         for refold in refolds.values():
             yield self._build_change(refold, gaps, active_files)
         crash_point("refolded")
@@ -223,8 +222,7 @@ class RefoldRun:
         """Steps 5 and 6: commit the changes, sweep, and update the derived tables."""
         runner = self.runner
         # 5. The commit.
-        entry = Entry(
-            kind="repair",
+        entry = RepairEntry(
             attempt=self.result.hold,
             hold=self.result.hold,
             run=self.run_id,
@@ -235,15 +233,16 @@ class RefoldRun:
             changes=tuple(changes),
             removed_paths=tuple(sorted(removed)),
             findings=tuple(self.result.new_findings),
+            refolded_messages=self.result.messages,
             reason=reason,
         )
-        head, committed_entry = commit(self.context.ledger, self.context.clock, head, entry)
+        head, committed_entry = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)
         self.result.sequence = committed_entry.sequence
         # 6. What follows from it.
-        sweep_dead(self.context.ledger, self.context.records, head)
+        sweep_dead(self.open_stream.ledger, self.open_stream.records, head)
         crash_point("swept")
         self.result.derived_error = catch_up_after_run(
-            self.context.ledger, self.context.derived, head.ledger
+            self.open_stream.ledger, self.open_stream.derived, head.ledger
         )
         return self.result
 
@@ -251,13 +250,13 @@ class RefoldRun:
         self, head: LedgerHead, refolds: dict[Partition, PartitionRefold], number: int
     ) -> None:
         """Fold one stage of each partition that is not over, in one reading."""
-        context = self.context
+        open_stream = self.open_stream
         works: dict[Partition, PartitionWork] = {}
         ranges: dict[Partition, OffsetRange] = {}
         for partition, refold in refolds.items():
             works[partition] = self._partition_work(refold, number)
             ranges[partition] = refold.current_stage().offset_range
-        source = context.reader.read_ranges(ranges, ReadOptions(with_headers=True))
+        source = open_stream.reader.read_ranges(ranges, ReadOptions(with_headers=True))
 
         def find_moved(works: WorkByPartition, results: ResultByPartition) -> MovedSessions:
             moved_at_first_fold: dict[Partition, TaskResult] = {}
@@ -268,13 +267,18 @@ class RefoldRun:
                 head.ledger,
                 works,
                 moved_at_first_fold,
-                context.open_state(),
+                open_stream.open_state(),
                 has_snapshots=self.runner.has_snapshots,
             )
 
         try:
             results = fold_until_stable(
-                self.stream.name, works, source, context.reader, context.make_task, find_moved
+                self.stream.name,
+                works,
+                source,
+                open_stream.reader,
+                open_stream.make_task,
+                find_moved,
             )
         except SourceFailedError as failure:
             raise PlatformError(
@@ -289,7 +293,7 @@ class RefoldRun:
                 # No message was read in this range: all of it is a hole.
                 account = refold.progress.rewind.account
                 result = result_of_hole(
-                    partition, account, ranges[partition], context.explain, self.stream.tier
+                    partition, account, ranges[partition], open_stream.explain, self.stream.tier
                 )
             self._take_result(refold, result)
 
@@ -377,10 +381,10 @@ class RefoldRun:
         if not points:
             return
         committed_files = points[0].account.state
-        if self.context.joiner.find_damaged_files(committed_files):
+        if self.open_stream.joiner.find_damaged_files(committed_files):
             return
         names = progress.undecided_sessions()
-        state = self.context.open_state()
+        state = self.open_stream.open_state()
         committed_sessions = state.load(committed_files, names)
         new_sessions = state.load(progress.state, names)
         unchanged = [
@@ -418,7 +422,7 @@ class RefoldRun:
     ) -> None:
         """Release those of the sessions that can be released, and save them."""
         rewind = progress.rewind
-        state = self.context.open_state()
+        state = self.open_stream.open_state()
         account = replace(rewind.account, headless_since=rewind.headless_since(offset))
         released: dict[str, Session] = {}
         for name, session in state.load(progress.state, names).items():
@@ -462,7 +466,7 @@ class RefoldRun:
         rewind = progress.rewind
         account = rewind.account
         record_join = RecordFileJoin(
-            self.context.joiner,
+            self.open_stream.joiner,
             progress,
             self.result.hold,
             self.stream.name if self.must_be_unchanged else "",
@@ -497,7 +501,7 @@ class RefoldRun:
             replaced_until=replaced_until,
             message_time_ms=refold.message_time_ms,
             removed_rows=sum(file.rows for file in replaced_files),
-            quarantined=len(self.context.open_state().quarantined_sessions(final_state)),
+            quarantined=len(self.open_stream.open_state().quarantined_sessions(final_state)),
         )
         removed_paths = [file.path for file in replaced_files]
         return change, removed_paths + other_removed_paths
@@ -526,15 +530,11 @@ class RefoldRun:
             return progress.state
         if not open_sessions:
             return None
-        state = self.context.open_state()
+        state = self.open_stream.open_state()
         loaded_sessions = state.load(progress.state, open_sessions)
         sessions = {name: loaded_sessions.get(name) or Session() for name in open_sessions}
-        present_files = rewind.account.state
-        merged_count = merge_count([file.rows for file in present_files], len(sessions))
-        first_merged = len(present_files) - merged_count
-        merged_files = present_files[first_merged:]
-        new_file = state.save(rewind.partition, self._file_stem(rewind), sessions, merged_files)
-        return (*present_files[:first_merged], new_file)
+        stem = self._file_stem(rewind)
+        return save_state(state, rewind.partition, stem, sessions, rewind.account.state)
 
 
 def held_partitions(ledger: Ledger, hold: str) -> list[Partition]:
@@ -547,7 +547,7 @@ def held_partitions(ledger: Ledger, hold: str) -> list[Partition]:
 
 
 def release_hold(
-    context: FoldContext, head: LedgerHead, hold: str, *, run_id: str = "", reason: str = ""
+    open_stream: OpenStream, head: LedgerHead, hold: str, *, run_id: str = "", reason: str = ""
 ) -> None:
     """Release a hold. Partitions that it does not hold any more are left alone.
 
@@ -557,16 +557,15 @@ def release_hold(
     partitions = held_partitions(head.ledger, hold)
     if not partitions:
         return
-    entry = Entry(
-        kind="release",
-        attempt=context.new_attempt(),
+    entry = ReleaseEntry(
+        attempt=open_stream.new_attempt(),
         hold=hold,
         run=run_id,
         product_version=__version__,
         changes=_unmoved_changes(head.ledger, partitions),
         reason=reason,
     )
-    commit(context.ledger, context.clock, head, entry)
+    commit(open_stream.ledger, open_stream.clock, head, entry)
 
 
 def lost_messages_error(
@@ -591,18 +590,6 @@ def _halted_error(stream: str, halt: Finding) -> IntegrityError:
         cause=halt.cause,
         next="nothing was changed. Fix what the cause names, or go on without these messages:\n"
         f"seriatim repair {stream} --partition {halt.partition_name} --forward",
-    )
-
-
-def unmoved_change(partition: Partition, account: Account) -> Change:
-    """A change that leaves a partition where it is."""
-    return Change(
-        partition=partition,
-        epoch=account.epoch,
-        frontier=account.frontier,
-        until=account.frontier,
-        topic_id=account.topic_id,
-        initial_frontier=account.initial_frontier,
     )
 
 

@@ -16,32 +16,19 @@ from collections.abc import Callable, Iterable, Iterator
 
 from msgspec import Struct, field
 
+from seriatim.engine.files import File
 from seriatim.engine.findings import GapMark
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.session import Session
-from seriatim.engine.session_filter import RefoldScope, ReplacedRecords
+from seriatim.engine.session import STORED_FIELDS, RefoldScope, ReplacedRecords, Session
 from seriatim.errors import ensure
 from seriatim.ledger.gaps import Gap
-from seriatim.ledger.model import Account, File
+from seriatim.ledger.model import Account
 from seriatim.operations.repair.forward import CLOSED_BY_FORWARD
 
-COMPARED_FIELDS = (
-    "sequence",
-    "snapshot_sequence",
-    "snapshot_fingerprint",
-    "missing_sequences",
-    "waiting_messages",
-    "damaged_since_offset",
-    "finding",
-    "finding_offset",
-    "messages_since_snapshot",
-    "snapshot_timestamp",
-    "snapshot_distance_ms",
-    "last_offset",
-    "snapshot_offset",
-    "timestamp",
-)
+NOT_COMPARED_FIELDS = ("state_bytes", "state_version", "first_offset")
+"""States are compared after upgrade, and no later output depends on where a session began."""
+COMPARED_FIELDS = [name for name in STORED_FIELDS if name not in NOT_COMPARED_FIELDS]
 """The fields of a session, besides its state, on which everything that comes later depends."""
 
 END_OFFSET = 1 << 62

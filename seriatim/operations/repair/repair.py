@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.machine import Runner
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.errors import (
     ConfigError,
@@ -23,10 +22,10 @@ from seriatim.errors import (
     SeriatimError,
     raise_broken_promise,
 )
-from seriatim.ledger.machine_version import refuse_changed_machine
-from seriatim.ledger.model import Account, Change, File, Ledger
+from seriatim.ledger.entries import HoldEntry
+from seriatim.ledger.model import Account, Change, Ledger, refuse_changed_machine, unmoved_change
 from seriatim.operations.accept import require_head
-from seriatim.operations.derived_tables import read_gaps
+from seriatim.operations.followers import read_gaps
 from seriatim.operations.repair.damage import DamageSearch
 from seriatim.operations.repair.join_records import DamagedInputError
 from seriatim.operations.repair.plan import (
@@ -48,25 +47,13 @@ from seriatim.operations.repair.refold import (
     RefoldRun,
     held_partitions,
     release_hold,
-    unmoved_change,
 )
 from seriatim.operations.repair.rewind import RewindChooser, histories_as_of
-from seriatim.operations.run import FoldContext
-from seriatim.ports import LedgerHead, LedgerStore, PastMessageReader
-from seriatim.stream import Stream
-
-
-class RepairContext(Struct, frozen=True, kw_only=True):
-    """What a repair of one stream works with."""
-
-    stream: Stream
-    runner: Runner
-    fold_context: FoldContext
-    past_reader: PastMessageReader
+from seriatim.ports import LedgerHead, LedgerStore, OpenStream
 
 
 def plan_repair(
-    context: RepairContext,
+    open_stream: OpenStream,
     request: RepairRequest,
     head: LedgerHead | None = None,
     suspects: frozenset[str] = frozenset(),
@@ -80,8 +67,8 @@ def plan_repair(
     With `head`, the plan is made under a hold, and step 1 is left out. `suspects` are files that an
     earlier attempt at this repair found to be damaged.
     """
-    stream_name = context.stream.name
-    store = context.fold_context.ledger
+    stream_name = open_stream.stream.name
+    store = open_stream.ledger
     # 1. The holds.
     holds: list[Hold] = []
     if head is None:
@@ -93,11 +80,11 @@ def plan_repair(
     if unfinished_hold is not None:
         request = unfinished_hold.request
     if request.unchanged:
-        refuse_changed_machine(head.ledger, context.runner.state_version)
+        refuse_changed_machine(head.ledger, open_stream.runner.state_version)
     # 2. The damage, and what to do about it.
-    search = _damage_search(context, head, suspects)
-    chooser = RewindChooser(head, search.bounds, search.histories, context.fold_context.joiner)
-    planner = RepairPlanner(search, chooser, context.past_reader)
+    search = _damage_search(open_stream, head, suspects)
+    chooser = RewindChooser(head, search.bounds, search.histories, open_stream.joiner)
+    planner = RepairPlanner(search, chooser, open_stream.past_reader)
     try:
         actions, notes = planner.plan_actions(request)
     except SeriatimError as error:
@@ -132,13 +119,12 @@ def _give_up_advice(stream: str, hold: Hold) -> str:
 
 
 def _damage_search(
-    context: RepairContext, head: LedgerHead, suspects: frozenset[str]
+    open_stream: OpenStream, head: LedgerHead, suspects: frozenset[str]
 ) -> DamageSearch:
-    fold_context = context.fold_context
-    bounds = fold_context.log.bounds(context.stream.topics)
+    bounds = open_stream.log.bounds(open_stream.stream.topics)
     partitions = head.ledger.known_partitions()
-    histories = histories_as_of(fold_context.ledger, head, partitions)
-    return DamageSearch(context.stream, head, bounds, histories, fold_context, suspects)
+    histories = histories_as_of(open_stream.ledger, head, partitions)
+    return DamageSearch(open_stream, head, bounds, histories, suspects)
 
 
 def _holds_of_request(store: LedgerStore, ledger: Ledger, request: RepairRequest) -> list[Hold]:
@@ -150,7 +136,7 @@ def _holds_of_request(store: LedgerStore, ledger: Ledger, request: RepairRequest
     requests_by_hold: dict[str, RepairRequest] = {}
     for manifest in store.entries(ledger.stream, -1):
         entry = manifest.entry
-        if entry.kind == "hold" and entry.hold in partitions_by_hold:
+        if isinstance(entry, HoldEntry) and entry.hold in partitions_by_hold:
             requests_by_hold[entry.hold] = RepairRequest.from_json(entry.request)
     holds: list[Hold] = []
     for hold_id, hold_request in requests_by_hold.items():
@@ -170,10 +156,10 @@ def _partitions_by_hold(ledger: Ledger) -> dict[str, list[Partition]]:
     return partitions_by_hold
 
 
-def request_of_hold(context: RepairContext, hold: str) -> RepairRequest:
+def request_of_hold(open_stream: OpenStream, hold: str) -> RepairRequest:
     """What the repair of this id was asked to do. An id that holds nothing is refused."""
-    stream_name = context.stream.name
-    store = context.fold_context.ledger
+    stream_name = open_stream.stream.name
+    store = open_stream.ledger
     head = require_head(store, stream_name)
     hold_ids = {account.hold for account in head.ledger.partitions.values() if account.hold}
     if hold not in hold_ids:
@@ -189,12 +175,12 @@ def request_of_hold(context: RepairContext, hold: str) -> RepairRequest:
     return raise_broken_promise("a hold has an entry")
 
 
-def abandon_repair(context: RepairContext, hold: str) -> list[Partition]:
+def abandon_repair(open_stream: OpenStream, hold: str) -> list[Partition]:
     """Give up the repair of this id: its partitions are read again as they are."""
-    request_of_hold(context, hold)
-    head = require_head(context.fold_context.ledger, context.stream.name)
+    request_of_hold(open_stream, hold)
+    head = require_head(open_stream.ledger, open_stream.stream.name)
     partitions = held_partitions(head.ledger, hold)
-    release_hold(context.fold_context, head, hold, reason="given up")
+    release_hold(open_stream, head, hold, reason="given up")
     return partitions
 
 
@@ -202,9 +188,9 @@ class RepairRun:
     """One repair that is applied."""
 
     def __init__(
-        self, context: RepairContext, *, run_id: str = "", progress: ProgressCallback | None = None
+        self, open_stream: OpenStream, *, run_id: str = "", progress: ProgressCallback | None = None
     ) -> None:
-        self.context = context
+        self.open_stream = open_stream
         self.run_id = run_id
         self.progress = progress
         self.refold_run = self._new_refold_run()
@@ -213,9 +199,7 @@ class RepairRun:
 
     def _new_refold_run(self, *, unchanged: bool = False) -> RefoldRun:
         refold_run = RefoldRun(
-            self.context.stream,
-            self.context.runner,
-            self.context.fold_context,
+            self.open_stream,
             run_id=self.run_id,
             progress=self.progress,
         )
@@ -223,7 +207,7 @@ class RepairRun:
         return refold_run
 
     def _require_head(self) -> LedgerHead:
-        return require_head(self.context.fold_context.ledger, self.context.stream.name)
+        return require_head(self.open_stream.ledger, self.open_stream.stream.name)
 
     def apply(self, repair_plan: RepairPlan, messages_max: int, approval: str = "") -> RefoldResult:
         """Apply a plan.
@@ -239,7 +223,7 @@ class RepairRun:
         self._refuse_stale(repair_plan, approval)
         _refuse_other_holds(repair_plan)
         # 2. Files that nothing needs.
-        self.context.fold_context.records.delete(repair_plan.deleted_files)
+        self.open_stream.records.delete(repair_plan.deleted_files)
         if not repair_plan.actions:
             self._release_unneeded_hold(repair_plan)
             return self.refold_run.result
@@ -271,7 +255,7 @@ class RepairRun:
             return
         head = self._require_head()
         reason = "nothing is damaged any more"
-        release_hold(self.context.fold_context, head, hold, reason=reason)
+        release_hold(self.open_stream, head, hold, reason=reason)
 
     def _place_hold(self, repair_plan: RepairPlan) -> LedgerHead:
         """Hold the partitions of a plan. Raises `FencedError` if another repair was faster."""
@@ -354,7 +338,7 @@ class RepairRun:
         5. Delete the damaged files that were replaced.
         """
         # 1. The plan of now, of the partitions that are held.
-        new_plan = plan_repair(self.context, repair_plan.request, head, self.suspects)
+        new_plan = plan_repair(self.open_stream, repair_plan.request, head, self.suspects)
         partitions = repair_plan.partitions
         actions = [action for action in new_plan.actions if action.partition in partitions]
         if not actions:
@@ -390,7 +374,7 @@ class RepairRun:
         if not rewinds:
             return changes, removed_paths
         partitions = [rewind.partition for rewind in rewinds]
-        histories = histories_as_of(self.context.fold_context.ledger, head, partitions)
+        histories = histories_as_of(self.open_stream.ledger, head, partitions)
         refolds = self.refold_run.refold_partitions(head, rewinds, histories, messages_max)
         for change, paths in refolds:
             changes[change.partition] = change
@@ -423,19 +407,17 @@ class RepairRun:
         self, action: RebuildStateAction, head: LedgerHead, change: Change
     ) -> Change:
         """A change with state that is rebuilt from records, where Kafka cannot give it back."""
-        fold_context = self.context.fold_context
+        open_stream = self.open_stream
         partition = action.partition
         account = head.ledger.partitions[str(partition)]
-        history = histories_as_of(fold_context.ledger, head, [partition])[partition]
+        history = histories_as_of(open_stream.ledger, head, [partition])[partition]
         record_files: list[File] = []
-        for path in fold_context.ledger.active_paths(head):
+        for path in open_stream.ledger.active_paths(head):
             origin = history.record_files.get(path)
             if origin is not None and origin.topic_id == account.topic_id:
                 record_files.append(origin.file)
-        gaps = read_gaps(fold_context.ledger, fold_context.derived, head.ledger)
-        rebuild = StateRebuild(
-            self.context.stream, self.context.runner, fold_context, partition, account
-        )
+        gaps = read_gaps(open_stream.ledger, open_stream.derived, head.ledger)
+        rebuild = StateRebuild(open_stream, partition, account)
         hold = self.refold_run.result.hold
         return rebuild.build_change(change, record_files, gaps, hold, action.reason)
 
@@ -451,9 +433,9 @@ class RepairRun:
         Other files that were replaced stay for a while, for looking back. Damaged ones are of no
         use for that.
         """
-        fold_context = self.context.fold_context
+        open_stream = self.open_stream
         replaced_files: list[File] = []
-        for history in histories_as_of(fold_context.ledger, head, partitions).values():
+        for history in histories_as_of(open_stream.ledger, head, partitions).values():
             for path, origin in history.all_record_files.items():
                 if path in removed_paths:
                     replaced_files.append(origin.file)
@@ -463,8 +445,8 @@ class RepairRun:
             new_paths = {file.path for file in change.state}
             old_files = head.ledger.partitions[str(partition)].state
             replaced_files += [file for file in old_files if file.path not in new_paths]
-        damaged_files = fold_context.joiner.find_damaged_files(replaced_files)
-        fold_context.records.delete(damaged_files)
+        damaged_files = open_stream.joiner.find_damaged_files(replaced_files)
+        open_stream.records.delete(damaged_files)
 
 
 def _refuse_other_holds(repair_plan: RepairPlan) -> None:

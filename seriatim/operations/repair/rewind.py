@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from seriatim.engine.offsets import Partition
+from seriatim.engine.offsets import Bounds, Partition
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger import history
 from seriatim.ledger.history import CommitPoint, PartitionHistory
 from seriatim.ledger.model import Account
 from seriatim.operations.repair.refold import lost_messages_error
 from seriatim.operations.repair.refold_rules import RefoldRequest, Rewind
-from seriatim.operations.slicing import Bounds
 from seriatim.ports import Joiner, LedgerHead, LedgerStore
 
 

@@ -13,8 +13,8 @@ import pytest
 from seriatim.errors import ConfigError
 from seriatim.operations.inspect import tracing
 from seriatim.operations.inspect.bisect import INVARIANT_NAMES, Bisection
+from seriatim.operations.inspect.condition import parse_condition
 from seriatim.operations.inspect.explain import RowExplainer, parse_row_key
-from seriatim.operations.inspect.expression import parse_expression
 from seriatim.operations.inspect.views import copy_state
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream
@@ -22,7 +22,6 @@ from tests.operations.adding_machines import Adder, BuggyAdder, create_adding_st
 from tests.operations.lookback_helper import (
     explain_row,
     head_of,
-    replay_context_of,
     run_bisection,
     session_replay,
     trace_steps,
@@ -161,7 +160,7 @@ def test_an_invariant_must_hold_at_the_beginning() -> None:
     gone = session_replay(made)
     gone.begin_at(2)
     with pytest.raises(ConfigError, match="does not hold before offset 2"):
-        Bisection(gone, parse_expression("len(state.rows) == 7", INVARIANT_NAMES).is_true).run(2, 5)
+        Bisection(gone, parse_condition("len(state.rows) == 7", INVARIANT_NAMES).is_true).run(2, 5)
 
 
 def test_damage_is_an_invariant_like_any_other() -> None:
@@ -379,7 +378,7 @@ def test_a_range_without_an_offset_is_refused(start: int, end: int, every: bool)
     gone.begin_at(start)
     with pytest.raises(ConfigError, match=f"there is no offset from {start} up to {end}") as told:
         Bisection(
-            gone, parse_expression("offset < 9999", INVARIANT_NAMES).is_true, uses_state=False
+            gone, parse_condition("offset < 9999", INVARIANT_NAMES).is_true, uses_state=False
         ).run(start, end, check_every_message=every)
     assert "committed up to offset 59" in told.value.next
 
@@ -425,7 +424,7 @@ def test_a_row_that_only_headless_messages_named() -> None:
     send(made, A0, 1, 2)
     send(made, A0, ["z"], session="o")
     made.run()
-    tools, key = replay_context_of(made), {"id": "a"}
+    tools, key = made.open(), {"id": "a"}
     topic_id = made.accounts()[A0].topic_id
     done = RowExplainer(tools, head_of(made), key).run((A0.topic, A0.number, topic_id, "s"), [])
     assert [(touch.offset, touch.outcome) for touch in done.touches] == [

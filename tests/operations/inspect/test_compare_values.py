@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from seriatim.errors import ConfigError
-from seriatim.operations.inspect.expression import parse_expression
+from seriatim.operations.inspect.condition import parse_condition
 
 
 class Side(Enum):
@@ -71,15 +71,15 @@ def test_what_is_meant(text: str) -> None:
     """Decimals beside floats, text beside dates, times, bytes, truths and numbers; a time without a
     zone is in UTC.
     """
-    assert parse_expression(text, ("row",)).evaluate({"row": ROW}) is True
+    assert parse_condition(text, ("row",)).evaluate({"row": ROW}) is True
 
 
 @pytest.mark.parametrize("value", [nan, inf, -inf])
 def test_what_no_decimal_is(value: float) -> None:
     """Floats that are no number, or without end, compare with a decimal as with any float."""
     names = {"row": {"price": Decimal("1.5"), "limit": value}}
-    assert parse_expression("row.price < row.limit", ("row",)).is_true(names) is (value == inf)
-    assert parse_expression("row.price == row.limit", ("row",)).is_true(names) is False
+    assert parse_condition("row.price < row.limit", ("row",)).is_true(names) is (value == inf)
+    assert parse_condition("row.price == row.limit", ("row",)).is_true(names) is False
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_what_no_decimal_is(value: float) -> None:
 def test_what_can_mean_nothing(text: str, told: str) -> None:
     """A slip is said, with how to write it: to be silent would be to say that no row is like that."""
     with pytest.raises(ConfigError) as refused:
-        parse_expression(text, ("row",)).evaluate({"row": ROW})
+        parse_condition(text, ("row",)).evaluate({"row": ROW})
     assert told in refused.value.message
 
 

@@ -10,8 +10,8 @@ import pytest
 from msgspec import Raw, Struct
 
 from seriatim.cli.lookback import print_step, step_values
+from seriatim.engine.decoding import plain_values
 from seriatim.engine.machine import Machine, UserMachine
-from seriatim.engine.messages import plain_values
 from seriatim.stream import OutputSettings, Stream
 from seriatim.testing import MemoryStream
 from tests.operations.lookback_helper import explain_row, trace_steps
@@ -96,4 +96,7 @@ def test_explain_shows_a_raw_value_as_what_it_holds(made: MemoryStream) -> None:
 
 def test_a_raw_number_that_no_float_holds_is_shown_as_it_was_sent() -> None:
     """What cannot be decoded is shown as text."""
-    assert plain_values(Envelope("a", Raw(b"1e999"))) == {"id": "a", "body": "1e999"}
+    assert plain_values(Envelope("a", Raw(b"1e999")), msgspec.json.decode) == {
+        "id": "a",
+        "body": "1e999",
+    }

@@ -15,17 +15,18 @@ from seriatim.cli import run
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.task import PartitionWork, TaskResult
+from seriatim.memory.store import MemoryStore
 from seriatim.operations.inspect import run_traces as shadows
 from seriatim.operations.inspect.run_traces import ShadowTrace
 from seriatim.ports import Task
 from seriatim.storage import traces
+from seriatim.storage.store import LocalStore
 from seriatim.stream_files import StreamFile
-from seriatim.testing import MemoryStream
+from seriatim.testing import MemoryPastReader, MemoryStream, OpenMemoryStream
 from tests.operations.adding_machines import RaisingAdder, create_adding_stream, send_numbers
 from tests.operations.inspect.test_session_replay import noisy
 from tests.operations.lookback_helper import explain_row, trace_steps
 from tests.operations.memory_streams import A0, create_stream, send
-from tests.operations.repair_helper import MemoryReread
 
 Rows = dict[tuple[str, int], list[dict[str, Any]]]
 
@@ -34,8 +35,14 @@ def watched(made: MemoryStream, names: tuple[str, ...]) -> Rows:
     """Let the runs of a world be traced; the rows by partition and start, as files would have them."""
     kept: Rows = {}
 
-    def task(works: dict[Partition, PartitionWork], runner: Runner) -> Task:
-        plain = MemoryStream._make_task(made, works, runner)
+    opened = made.open
+
+    def open_traced(runner: Runner | None = None) -> OpenMemoryStream:
+        open_stream = opened(runner)
+        return open_stream.with_ports(make_task=lambda works: task(open_stream, works))
+
+    def task(open_stream: OpenMemoryStream, works: dict[Partition, PartitionWork]) -> Task:
+        plain = open_stream.make_task(works)
 
         def run(partition: Partition, stretches: Iterable[Any]) -> bytes:
             work = works[partition]
@@ -47,7 +54,7 @@ def watched(made: MemoryStream, names: tuple[str, ...]) -> Rows:
 
         return run
 
-    made._make_task = task  # type: ignore[method-assign]
+    made.open = open_traced  # type: ignore[method-assign]
     return kept
 
 
@@ -126,12 +133,24 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert (rows[5]["session"], rows[5]["message"], rows[5]["topic"]) == (None, None, "in-a")
     assert len(rows[0]["records"]) == 51
     for number in range(4):
-        traces.write_trace_rows(tmp_path, A0, f"0-{number}", rows)
+        traces.write_trace_rows(LocalStore(tmp_path), A0, f"0-{number}", rows)
     one = (tmp_path / "traces" / str(A0) / "0-0.parquet").stat().st_size
-    assert len(traces.prune(tmp_path, 2 * one)) == 2
+    assert len(traces.prune(LocalStore(tmp_path), 2 * one)) == 2
     left = list((tmp_path / "traces").rglob("*.parquet"))
     assert len(left) == 2
     assert pq.read_table(left[0], partitioning=None).num_rows == 6
+
+
+def test_the_newest_traces_of_each_partition_stay() -> None:
+    """The newest of each first, whatever their offsets are; what a killed task left goes."""
+    store = MemoryStore()
+    for key in ("a/0/0-7", "a/0/0-12", "a/0/1-2", "b/0/0-900", "b/0/0-1000", "b/0/strange"):
+        store.create(f"traces/{key}.parquet", b"12345")
+    store.writer("traces/a/0/0-3.parquet").write(b"half")
+    deleted = traces.prune(store, 4 * 5)
+    assert deleted == ["traces/a/0/0-7.parquet", "traces/b/0/strange.parquet"]
+    assert list(store.unfinished_keys("")) == []
+    assert traces.prune(store, 4 * 5) == []
 
 
 def test_what_a_task_holds_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,15 +194,15 @@ def test_traces_are_bounded_however_a_run_ends(monkeypatch: pytest.MonkeyPatch) 
     """A run that fails leaves as much room as one that ends well; one that traced nothing touches
     nothing.
     """
-    pruned: list[Path] = []
-    monkeypatch.setattr(traces, "prune", pruned.append)
+    pruned: list[str] = []
+    monkeypatch.setattr(traces, "prune", lambda store: pruned.append(store.url))
     file = StreamFile(stream=create_stream().stream, folder="")
     with run._prune_traces_afterwards(file, ()):
         pass
     assert pruned == []
     with pytest.raises(OSError, match="broken"), run._prune_traces_afterwards(file, ("s",)):
         raise OSError("broken")
-    assert pruned == [Path("memory")]
+    assert pruned == ["memory"]
 
 
 def test_what_no_row_can_hold_is_told_otherwise(tmp_path: Path) -> None:
@@ -197,11 +216,14 @@ def test_what_no_row_can_hold_is_told_otherwise(tmp_path: Path) -> None:
     made.run()
     work = PartitionWork(partition=A0, start=0, end=3, epoch=0, topic_id="x", state=(), attempt="a")
     shadow = ShadowTrace(made.stream, made.machine(), work, made.files, ("s",))
-    assert len(list(shadow.pass_through(MemoryReread(made).read(A0, OffsetRange(0, 3))))) == 1
+    assert (
+        len(list(shadow.pass_through(MemoryPastReader(made.reader).read(A0, OffsetRange(0, 3)))))
+        == 1
+    )
     rows = shadow.rows
     assert [json.loads(row["message"]).get("v") for row in rows] == [None, 5, None]
     assert [row["timestamp"] is None for row in rows] == [False, False, True]
-    traces.write_trace_rows(tmp_path, A0, "0-0", rows)
+    traces.write_trace_rows(LocalStore(tmp_path), A0, "0-0", rows)
     assert len(explain_row(made, "a")[0].touches) == 2
 
 
@@ -228,13 +250,13 @@ def test_whatever_goes_wrong_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) ->
     made.kafka.create("in-a", 1)
     send(made, A0, ["a"], 1, 2)
     work = PartitionWork(partition=A0, start=0, end=3, epoch=0, topic_id="x", state=(), attempt="a")
-    given = list(MemoryReread(made).read(A0, OffsetRange(0, 3)))
+    given = list(MemoryPastReader(made.reader).read(A0, OffsetRange(0, 3)))
     late = ShadowTrace(made.stream, made.machine(), work, made.files, ("s",))
     assert list(late.pass_through(given)) == given
     assert len(late.rows) == 3
     late.write_counting_rows(msgspec.msgpack.encode(TaskResult()), fails)
     assert "no space left. The run goes on" in late.trouble
-    monkeypatch.setattr(shadows, "view_of_message", fails)
+    monkeypatch.setattr(shadows, "plain_view_of_message", fails)
     early = ShadowTrace(made.stream, made.machine(), work, made.files, ("s",))
     assert list(early.pass_through(given)) == given
     assert "is not traced, from offset 0 on: OSError: no space left" in early.trouble

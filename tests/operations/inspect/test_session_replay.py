@@ -20,7 +20,7 @@ from seriatim.engine.findings import TIERS, Tier
 from seriatim.engine.machine import Machine, UserMachine
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
-from seriatim.ledger.model import Manifest
+from seriatim.ledger.manifests import Manifest
 from seriatim.operations.inspect.find_session import find_session
 from seriatim.operations.inspect.replay import ReplayRun
 from seriatim.operations.inspect.views import diff_states, state_to_plain
@@ -36,10 +36,9 @@ from tests.operations.adding_machines import (
     deploy,
     send_numbers,
 )
-from tests.operations.decision_helper import accept, decision_context_of, recreate_topic
+from tests.operations.decision_helper import accept, recreate_topic
 from tests.operations.lookback_helper import (
     head_of,
-    replay_context_of,
     run_bisection,
     session_after,
     session_replay,
@@ -215,7 +214,7 @@ def test_a_released_session_is_released_again() -> None:
     made = create_filled_stream(2)
     send(made, A0, b"?", 8)
     made.run(2)
-    release_session(decision_context_of(made), "s", "mended")
+    release_session(made.open(), "s", "mended")
     send(made, A0, 9, 10)
     made.run(1)
     assert_committed(made)
@@ -351,7 +350,7 @@ def test_it_begins_at_the_first_state_that_is_there() -> None:
     assert gone.next_offset == 35
     assert run_bisection(made, "s1", "offset < 50").first_broken_offset == 52
     replaying = ReplayRun(
-        replay_context_of(made),
+        made.open(),
         head_of(made),
         make_task_context=lambda _: raise_broken_promise("not asked"),
         without_state=False,
@@ -480,7 +479,7 @@ def test_a_session_is_found_where_it_lives() -> None:
     made = create_filled_stream(2)
     send(made, A1, ["a"], session="only-there")
     made.run()
-    tools, head = replay_context_of(made), head_of(made)
+    tools, head = made.open(), head_of(made)
     assert find_session(tools, head, "only-there").partition == A1
     assert find_session(tools, head, "s", partition=A0).partition == A0
     with pytest.raises(ConfigError, match="there is no session 'x'") as told:
@@ -540,7 +539,7 @@ def lives(seed: int) -> MemoryStream:
 
     def let_go() -> None:
         waiting = [name for name, one in made.sessions(A0).items() if one.finding]
-        release_session(decision_context_of(made), chance.choice([*waiting, "s"]), "meant")
+        release_session(made.open(), chance.choice([*waiting, "s"]), "meant")
 
     deeds: list[Callable[[], object]] = [
         lambda: noisy(made, chance.randrange(5, 40), chance.randrange(10**6)),

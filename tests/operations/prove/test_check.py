@@ -4,31 +4,33 @@ itself is broken.
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, FencedError, IntegrityError
 from seriatim.ledger.commit import commit, read_head
-from seriatim.ledger.model import Change, Entry, File
+from seriatim.ledger.entries import CompactEntry
+from seriatim.ledger.model import Change
 from seriatim.memory.check import MemorySight
-from seriatim.operations.prove.check import CheckAttempt, accept_failed_check, check_stream
+from seriatim.operations.prove.check import CheckAttempt, accept_failed_check
 from seriatim.operations.prove.suite import Expectation
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.operations.report_findings import unreported_findings
 from seriatim.stream import OutputSettings, Stream, TableSettings
-from seriatim.testing import MemoryStream
+from seriatim.testing import MemoryChecker, MemoryStream
 from tests.operations.check_helper import (
-    check_context_of,
     committed_rows,
     run_check,
+    shipped_suites,
     values_between,
 )
 from tests.operations.memory_streams import A0, A1, create_filled_stream, create_stream, kinds, send
-from tests.operations.repair_helper import repair_context_of
 
 NO_PRICE = Expectation(
     "expect_column_values_to_not_be_null", {"column": "price"}, suite="expectations/s.json"
@@ -80,9 +82,8 @@ def test_a_check_that_other_runs_overtake_at_every_try_is_fenced() -> None:
         made.run()
         raise IntegrityError(f"{file.path} is missing")
 
-    context = check_context_of(made, record_scanner=MemorySight(run_meanwhile))
     with pytest.raises(FencedError, match="other runs committed") as fenced:
-        check_stream(context)
+        run_check(made, record_scanner=MemorySight(run_meanwhile))
     assert fenced.value.exit_code == 5
     assert "verdict" not in kinds(made)
 
@@ -197,8 +198,7 @@ def test_state_that_changed_without_a_record_is_found() -> None:
         topic_id=account.topic_id,
         initial_frontier=0,
     )
-    entry = Entry(
-        kind="compact",
+    entry = CompactEntry(
         attempt="x",
         changes=(replace(change, state=(other,), merged_state_paths=paths(account.state)),),
     )
@@ -221,7 +221,9 @@ def test_a_certificate_that_does_not_join_is_found() -> None:
     assert head is not None
     head.ledger.partitions["in-a/0"] = replace(head.ledger.partitions["in-a/0"], frontier=5)
     made.ledger.head = lambda _stream: head  # type: ignore[method-assign]
-    judging = CheckAttempt(check_context_of(made), head)
+    suites = shipped_suites(made.stream)
+    scanner = MemorySight(lambda file: made.files.files[file.path].rows)
+    judging = CheckAttempt(made.open(), head, suites, MemoryChecker(scanner.read), scanner)
     judging._judge_range(judging.evidence_ranges[0])
     dense = next(one for one in judging.result.evidence if one.promise == "dense")
     assert (dense.broken_count, dense.offset, dense.found) == (1, 3, "up to 3")
@@ -288,7 +290,7 @@ def test_an_expectation_that_raises_is_no_pass() -> None:
         check_evidence = check_records
 
     with pytest.raises(ZeroDivisionError):
-        check_stream(check_context_of(made, checker=Angry()))
+        run_check(made, checker=Angry())
     assert "verdict" not in kinds(made)
 
 
@@ -362,7 +364,10 @@ def test_a_machine_of_ones_own_is_judged_by_what_can_be() -> None:
     """Its records do not say how they fold: dense, counted, unique and the records suite."""
     made = create_filled_stream()
     made.run()
-    done = check_stream(check_context_of(made, table_spec=None))
+    open_stream = made.open()
+    open_stream.runner = copy(open_stream.runner)
+    open_stream.runner.row_key_spec = None
+    done = run_check(made, open_stream=open_stream)
     assert {one.promise for one in done.evidence} == {"dense", "counted", "unique"}
     assert done.verdict == {"in-a/0": "good"}
 
@@ -387,7 +392,7 @@ def test_a_repair_of_what_failed_closes_the_circuit_after_a_good_check() -> None
     made.run()
     hurt(made, v=99)
     assert run_check(made).verdict == {"in-a/0": "good", "in-a/1": "bad"}
-    tools = repair_context_of(made)
+    tools = made.open()
     RepairRun(tools).apply(plan_repair(tools, RepairRequest()), 1000)
     head = read_head(made.ledger, "s")
     assert head is not None
@@ -406,7 +411,7 @@ def test_what_a_repair_made_wrong_again_stays_bad() -> None:
     made.run()
     hurt(made, v=99)
     run_check(made)
-    tools = repair_context_of(made)
+    tools = made.open()
     RepairRun(tools).apply(plan_repair(tools, RepairRequest()), 1000)
     hurt(made, before_v=98)
     done = run_check(made)

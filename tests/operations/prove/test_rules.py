@@ -10,19 +10,12 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from seriatim.engine.files import Certificate, File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Counts
-from seriatim.ledger.model import (
-    Account,
-    Certificate,
-    Change,
-    Entry,
-    File,
-    Halt,
-    Ledger,
-    Manifest,
-    apply_entry,
-)
+from seriatim.ledger.entries import ENTRY_TYPES, apply_entry
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Account, Change, Halt, Ledger
 from seriatim.operations.prove.chain import (
     AddedFile,
     Commit,
@@ -67,7 +60,8 @@ def change(**fields: Any) -> Change:
 
 def manifest(kind: Any = "slice", **fields: Any) -> Manifest:
     """An entry, and the ledger that rightly follows from it."""
-    entry = Entry(kind=kind, attempt="x", sequence=4, changes=(change(**fields),))
+    hold = {"hold": "h"} if kind == "hold" else {}
+    entry = ENTRY_TYPES[kind](attempt="x", sequence=4, changes=(change(**fields),), **hold)
     return Manifest(entry=entry, ledger=apply_entry(entry, BEFORE))
 
 

@@ -23,6 +23,7 @@ from seriatim.operations.prove.compare_kafka import KafkaComparison
 from seriatim.operations.prove.verify import Verification, VerifyResult
 from seriatim.operations.prove.verify_at import ValidationResult
 from seriatim.storage.audit import FileAudit
+from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
 
 A0, A1, B0 = Partition("in-a", 0), Partition("in-a", 1), Partition("in-b", 0)
@@ -59,7 +60,9 @@ def compared(
     """Verify with Kafka."""
     bounds = made.kafka.bounds(made.stream.topics)
     comparing = KafkaComparison(reread or MemoryReread(made.kafka), bounds, MemoryDigests)
-    return Verification("s", FileAudit(made.root), from_first_entry=everything).run(comparing)
+    return Verification("s", FileAudit(LocalStore(made.root)), from_first_entry=everything).run(
+        comparing
+    )
 
 
 @pytest.mark.long
@@ -76,7 +79,7 @@ def test_kafka_has_what_was_folded(tmp_path: Path) -> None:
     assert compared(made).compared_messages == 0
     made.send("in-a/0", "x", 1, 2)
     made.run()
-    assert Verification("s", FileAudit(made.root)).run().difference is None
+    assert Verification("s", FileAudit(LocalStore(made.root))).run().difference is None
     assert compared(made).compared_messages == 2
 
 
@@ -162,7 +165,7 @@ def judged(
 ) -> ValidationResult:
     """The validator at these places."""
     views: dict[str, Any] = {}
-    audit, stream, runner = FileAudit(made.root), made.stream, made.runner
+    audit, stream, runner = FileAudit(LocalStore(made.root)), made.stream, made.runner
     places, certificates = verify_at.output_sources(Verification("s", audit), audit)
     if raw is not None:
         views["raw"] = verify_at.capture_sources(read_capture(raw), stream, runner)

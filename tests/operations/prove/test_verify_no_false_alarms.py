@@ -18,7 +18,7 @@ from seriatim.operations.release import release_session
 from seriatim.storage.audit import FileAudit
 from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.verify_helper import verify
-from tests.operations.decision_helper import accept, decision_context_of, retire
+from tests.operations.decision_helper import accept, retire
 from tests.operations.test_crash_points import Killed, killer
 
 HOUR_MS = 3_600_000
@@ -56,7 +56,7 @@ def test_a_session_released_by_hand(tmp_path: Path) -> None:
     """State changes without a slice, and the count of those in quarantine with it."""
     made = create_filled_output(tmp_path)
     assert_good(made)
-    release_session(decision_context_of(made), "y", "looked at", topic="in-b")
+    release_session(made.open(), "y", "looked at", topic="in-b")
     assert_good(made)
     made.send("in-b/0", "y", 9)
     made.run()
@@ -146,7 +146,7 @@ def test_a_run_that_was_killed(tmp_path: Path, point: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(
     "call",
-    ["witness", "sign_off", "commits", "paths_readers_see", "digest", "paths", "put_sign_off"],
+    ["witness", "sign_off", "commits", "paths_readers_see", "digests", "paths", "put_sign_off"],
 )
 def test_a_run_at_work_meanwhile(
     tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
@@ -166,11 +166,11 @@ def test_a_run_at_work_meanwhile(
         plain = getattr(FileAudit, call)
 
         def meanwhile(
-            audit: FileAudit, *given: Any, after: bool = after, plain: Any = plain
+            audit: FileAudit, *given: Any, after: bool = after, plain: Any = plain, **options: Any
         ) -> Any:
-            found = plain(audit, *given) if after else None
+            found = plain(audit, *given, **options) if after else None
             run()
-            return found if after else plain(audit, *given)
+            return found if after else plain(audit, *given, **options)
 
         monkeypatch.setattr(FileAudit, call, meanwhile)
         done = verify(tmp_path)

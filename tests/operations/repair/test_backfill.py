@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from seriatim.airflow.run_request import parse_run_request
 from seriatim.engine.machine import Machine
 from seriatim.engine.offsets import OffsetRange
 from seriatim.errors import ConfigError, IntegrityError
@@ -20,6 +19,7 @@ from seriatim.operations.repair.backfill import backfill_ranges
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.refold_rules import Rewind, plan_stages
 from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.operations.run_request import parse_run_request
 from seriatim.testing import MemoryStream
 from tests.operations.adding_machines import (
     Add,
@@ -34,7 +34,7 @@ from tests.operations.adding_machines import (
 )
 from tests.operations.decision_helper import retire
 from tests.operations.memory_streams import A0, A1, kinds
-from tests.operations.repair_helper import records_in_order, remove_file, repair, repair_context_of
+from tests.operations.repair_helper import records_in_order, remove_file, repair
 
 
 @pytest.mark.long
@@ -52,7 +52,7 @@ def test_a_backfill_changes_the_widened_range_and_nothing_else(seed: int) -> Non
     first = chance.randrange(140)
     last, stage = chance.randint(first + 1, 150), chance.randint(5, 200)
     deploy(made, Adder)
-    tools = repair_context_of(made)
+    tools = made.open()
     planned = plan_repair(tools, RepairRequest(ranges={str(A0): (first, last)}))
     done = RepairRun(tools).apply(planned, stage)
     rows, sums = by_hand(made, planned.actions[0].rewind, stage)  # type: ignore[union-attr]

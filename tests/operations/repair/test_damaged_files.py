@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 
 from seriatim.errors import IntegrityError, PlatformError
-from seriatim.ledger.model import Entry
+from seriatim.ledger.entries import Entry
+from seriatim.ledger.manifests import ManifestReference
 from seriatim.operations.repair.plan import RefoldAction, RepairRequest
 from seriatim.operations.repair.repair import plan_repair
 from seriatim.ports import LedgerHead
@@ -21,7 +22,6 @@ from tests.operations.repair_helper import (
     create_sliced_stream,
     remove_file,
     repair,
-    repair_context_of,
 )
 from tests.operations.test_further_tables import straight, tables
 
@@ -75,11 +75,11 @@ def test_a_second_hold_that_fails_leaves_none() -> None:
     flip(made, records(made)[-1])
     commit, tried = made.ledger.compare_and_set, list[str]()
 
-    def broken(head: LedgerHead | None, entry: Entry, manifest: str, sha256: str) -> None:
+    def broken(head: LedgerHead | None, entry: Entry, manifest: ManifestReference) -> None:
         tried.append(entry.kind)
         if entry.kind == "hold" and tried.count("hold") == 2:
             raise PlatformError("the disk is away")
-        commit(head, entry, manifest, sha256)
+        commit(head, entry, manifest)
 
     made.ledger.compare_and_set = broken  # type: ignore[method-assign]  # trouble at one commit
     with pytest.raises(PlatformError, match="the disk is away"):
@@ -126,7 +126,7 @@ def test_a_partition_that_is_named_is_looked_at_thoroughly() -> None:
     for path in hurt:
         flip(made, path)
     assert set(run_compaction(made).pieces[0].damaged_inputs) <= set(hurt)
-    assert plan_repair(repair_context_of(made), RepairRequest()).actions == ()
+    assert plan_repair(made.open(), RepairRequest()).actions == ()
     repair(made, partition=str(A0))
     assert not set(hurt) & set(records(made))
     assert not made.files.find_damaged_files(made.ledger.files_now())
@@ -158,13 +158,13 @@ def test_a_topic_that_was_made_again_stops_no_other() -> None:
     remove_file(made, made.accounts()[B0].state[-1].path)
     for halted in (False, True):
         made.run() if halted else None
-        planned = plan_repair(repair_context_of(made), RepairRequest())
+        planned = plan_repair(made.open(), RepairRequest())
         assert [part.partition for part in planned.actions] == [B0]
         assert len(planned.notes) == 1
         assert "seriatim accept s in-a" in planned.notes[0]
     repair(made)
     accept(made)
-    assert plan_repair(repair_context_of(made), RepairRequest()).notes == ()
+    assert plan_repair(made.open(), RepairRequest()).notes == ()
 
 
 def test_what_is_gone_hides_nothing_that_can_be_mended() -> None:
@@ -177,7 +177,7 @@ def test_what_is_gone_hides_nothing_that_can_be_mended() -> None:
     made.kafka.delete_records(A0, 20)
     lost = records(made)[0]
     remove_file(made, lost)
-    planned = plan_repair(repair_context_of(made), RepairRequest())
+    planned = plan_repair(made.open(), RepairRequest())
     (part,) = planned.actions
     assert isinstance(part, RefoldAction)
     assert part.rewind.request.sessions == ("s1",)
@@ -196,8 +196,8 @@ def test_a_damaged_file_that_nothing_needs_is_planned_to_be_deleted_until_it_is_
     assert replaced not in records(made)
     flip(made, replaced)
     made.ledger.stored_differing_files = [replaced]
-    planned = plan_repair(repair_context_of(made), RepairRequest())
+    planned = plan_repair(made.open(), RepairRequest())
     assert (planned.actions, planned.notes, planned.deleted_files) == ((), (), (replaced,))
     repair(made)
     assert replaced not in made.files.files
-    assert plan_repair(repair_context_of(made), RepairRequest()).deleted_files == ()
+    assert plan_repair(made.open(), RepairRequest()).deleted_files == ()

@@ -13,16 +13,16 @@ from msgspec.structs import replace
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import commit, read_head
+from seriatim.ledger.entries import HoldEntry, RepairEntry
 from seriatim.ledger.gaps import Gap
-from seriatim.ledger.model import Change, Entry
-from seriatim.operations.derived_tables import catch_up_derived
+from seriatim.ledger.model import Change
+from seriatim.operations.followers import catch_up_derived
 from seriatim.operations.plan import discover_topics
 from seriatim.operations.release import release_session
 from seriatim.operations.repair.forward import plan_forward
 from seriatim.operations.status import read_status
 from seriatim.testing import MemoryStream
 from tests.contracts.disk_streams import DiskStream
-from tests.operations.decision_helper import decision_context_of
 from tests.operations.memory_streams import A0
 from tests.operations.prove.test_verify_at import judged
 from tests.operations.prove.test_verify_no_false_alarms import assert_good
@@ -38,11 +38,9 @@ def move_on(one: MemoryStream, partition: Partition = A0, there: int | None = No
     account = head.ledger.partitions[str(partition)]
     change = plan_forward("s", partition, account, one.kafka.bounds("in-.*").get(partition), there)
     held = replace(change, until=change.frontier, marks=(), headless_since=-1)
-    head, _ = commit(
-        one.ledger, one.clock, head, Entry(kind="hold", attempt="h", hold="h", changes=(held,))
-    )
+    head, _ = commit(one.ledger, one.clock, head, HoldEntry(attempt="h", hold="h", changes=(held,)))
     head, done = commit(
-        one.ledger, one.clock, head, Entry(kind="repair", attempt="h", hold="h", changes=(change,))
+        one.ledger, one.clock, head, RepairEntry(attempt="h", hold="h", changes=(change,))
     )
     catch_up_derived(one.ledger, one.derived, head.ledger)
     return done.changes[0]
@@ -207,8 +205,8 @@ def test_a_person_releases_a_session_that_lost_nothing(poisoned: bool) -> None:
         tell(one, 4, 4)
     one.run()
     with pytest.raises(ConfigError, match="'t' is not in quarantine"):
-        release_session(decision_context_of(one), "t", "never met since")
-    made = release_session(decision_context_of(one), "s", "asked the producer")
+        release_session(one.open(), "t", "never met since")
+    made = release_session(one.open(), "s", "asked the producer")
     assert (made.finding, made.offset) == (("poison" if poisoned else "gap"), 8)
     tell(one, 7, 9)
     outcome = one.run()
@@ -230,7 +228,7 @@ def test_one_in_quarantine_before_the_loss_is_released_after_it() -> None:
     one.kafka.delete_records(A0, 3)
     one.run()
     move_on(one)
-    release_session(decision_context_of(one), "s", "asked the producer")
+    release_session(one.open(), "s", "asked the producer")
     tell(one, 12, 12)
     outcome = one.run()
     assert (outcome.findings, outcome.headless, state(one)) == ([], 0, {"a": 12, "b": 0})
@@ -346,7 +344,7 @@ def test_a_release_right_behind_a_forward_is_made_again() -> None:
     repair(one, forward=True, partition="in-a/0")
     repair(one, ranges={"in-a/0": (0, 4)})
     assert one.sessions(A0)["s"].finding == "sequence gap"
-    release_session(decision_context_of(one), "s", "it is right as it is")
+    release_session(one.open(), "s", "it is right as it is")
     repair(one, ranges={"in-a/0": (0, 2)})
     assert one.sessions(A0)["s"].finding is None
 
@@ -361,7 +359,7 @@ def test_so_it_is_where_a_refold_begins_with_the_loss() -> None:
     one.kafka.produce("in-a", None, b"?")
     one.run()
     repair(one, forward=True, partition="in-a/0")
-    release_session(decision_context_of(one), "s", "it is right as it is")
+    release_session(one.open(), "s", "it is right as it is")
     tell(one, 12, 12)
     one.run()
     before = records_in_order(one, A0)

@@ -7,25 +7,24 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from seriatim.engine.files import Certificate
 from seriatim.engine.findings import GapMark
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.session import Counts
 from seriatim.errors import ConfigError
-from seriatim.ledger.gaps import GapsFold
-from seriatim.ledger.history import PartitionHistory
-from seriatim.ledger.model import (
-    Account,
-    Certificate,
-    Change,
-    Entry,
-    Halt,
-    Ledger,
-    Manifest,
+from seriatim.ledger.entries import (
+    ENTRY_TYPES,
+    AcceptEntry,
+    RepairEntry,
+    SliceEntry,
     apply_entry,
 )
+from seriatim.ledger.gaps import GapsFold
+from seriatim.ledger.history import PartitionHistory
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Account, Change, Halt, Ledger
 from seriatim.operations.repair.forward import plan_forward
 from seriatim.operations.repair.refold_rules import RefoldRequest, Rewind, plan_stages
-from seriatim.operations.slicing import Bounds
 
 P = Partition("in-a", 0)
 
@@ -81,7 +80,7 @@ def test_what_it_does_to_the_partition() -> None:
     """A new epoch, no halt, no hold; sessions, state, records and those in quarantine as they were."""
     before = halted(records=8, messages=9, headless=1)
     change = moved(before, 25)
-    entry = Entry(kind="repair", attempt="a", hold="h", changes=(change,))
+    entry = RepairEntry(attempt="a", hold="h", changes=(change,))
     after = apply_entry(
         entry, Ledger(stream="s", sequence=7, partitions={"in-a/0": before})
     ).partitions["in-a/0"]
@@ -104,7 +103,7 @@ def test_the_gap_of_the_halt_ends_where_the_partition_goes_on() -> None:
         ledger = Ledger(stream="s", sequence=7, partitions={"in-a/0": account})
         walk.add_entry(
             Manifest(
-                entry=Entry(kind=kind, attempt="a", sequence=7, changes=(change,)), ledger=ledger
+                entry=ENTRY_TYPES[kind](attempt="a", sequence=7, changes=(change,)), ledger=ledger
             )
         )
     assert [
@@ -118,7 +117,7 @@ def test_the_gap_of_the_halt_ends_where_the_partition_goes_on() -> None:
 def test_a_forward_of_a_halt_that_the_table_never_saw_is_published_all_the_same() -> None:
     """Its gap is opened and closed at once."""
     walk, account = GapsFold(), halted()
-    entry = Entry(kind="repair", attempt="a", sequence=9, changes=(moved(account, 25),))
+    entry = RepairEntry(attempt="a", sequence=9, changes=(moved(account, 25),))
     ledger = Ledger(stream="s", sequence=9, partitions={"in-a/0": replace(account, halt=None)})
     walk.add_entry(Manifest(entry=entry, ledger=ledger))
     (gap,) = walk.gaps
@@ -174,9 +173,7 @@ def test_a_new_life_of_the_topic_is_in_no_doubt() -> None:
         headless_since=-1,
     )
     ledger = Ledger(stream="s", sequence=7, partitions={"in-a/0": before})
-    after = apply_entry(Entry(kind="accept", attempt="a", changes=(change,)), ledger).partitions[
-        "in-a/0"
-    ]
+    after = apply_entry(AcceptEntry(attempt="a", changes=(change,)), ledger).partitions["in-a/0"]
     assert (after.topic_id, after.headless_since) == ("two", -1)
 
 
@@ -270,9 +267,8 @@ def test_messages_are_counted_across_a_forward() -> None:
         account = Account(
             topic_id="one", frontier=change.until, initial_frontier=0, epoch=change.epoch
         )
-        entry = Entry(
-            kind="repair" if name == "repair" else "slice", attempt="a", changes=(change,)
-        )
+        entry_type = RepairEntry if name == "repair" else SliceEntry
+        entry = entry_type(attempt="a", changes=(change,))
         past.add_entry(
             Manifest(entry=entry, ledger=replace(ledger, partitions={"in-a/0": account})), change
         )

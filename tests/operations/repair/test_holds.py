@@ -32,7 +32,6 @@ from tests.operations.repair_helper import (
     records_in_order,
     remove_file,
     repair,
-    repair_context_of,
     send_random_messages,
 )
 
@@ -41,7 +40,7 @@ def test_a_hold_that_was_left_is_resumed_by_the_same_command() -> None:
     """Whoever died in between left a hold: others wait, status knows, and repair goes on."""
     made = create_sliced_stream(partitions=2)
     remove_file(made, made.accounts()[A0].state[-1].path)
-    tools = repair_context_of(made)
+    tools = made.open()
     made_plan = plan_repair(tools, RepairRequest())
     RepairRun(tools).refold_run.place_hold(
         made.ledger.head("s"), made_plan.partitions, made_plan.request.to_json()
@@ -65,19 +64,19 @@ def test_two_resumes_at_once_have_one_winner() -> None:
     """The second finds another hold than it wants to take over, and has changed nothing."""
     made = create_sliced_stream()
     remove_file(made, made.accounts()[A0].state[-1].path)
-    tools = repair_context_of(made)
+    tools = made.open()
     before = plan_repair(tools, RepairRequest())
     RepairRun(tools).refold_run.place_hold(
         made.ledger.head("s"), before.partitions, before.request.to_json()
     )
     one, other = (
-        plan_repair(repair_context_of(made), RepairRequest()),
-        plan_repair(repair_context_of(made), RepairRequest()),
+        plan_repair(made.open(), RepairRequest()),
+        plan_repair(made.open(), RepairRequest()),
     )
     assert one.resumed_hold == other.resumed_hold is not None
-    RepairRun(repair_context_of(made)).apply(one, 100)
+    RepairRun(made.open()).apply(one, 100)
     with pytest.raises(FencedError, match="another repair was faster"):
-        RepairRun(repair_context_of(made)).apply(other, 100)
+        RepairRun(made.open()).apply(other, 100)
     assert_equals_clean_fold(made)
 
 
@@ -85,7 +84,7 @@ def test_a_zombie_repair_is_refused_at_its_commit() -> None:
     """Its hold was taken over while it slept: nothing of its work counts."""
     made = create_sliced_stream()
     remove_file(made, made.accounts()[A0].state[-1].path)
-    zombie = RepairRun(repair_context_of(made))
+    zombie = RepairRun(made.open())
 
     def meanwhile(name: str) -> None:
         if name == "refolded":
@@ -95,7 +94,7 @@ def test_a_zombie_repair_is_refused_at_its_commit() -> None:
     arm(meanwhile)
     try:
         with pytest.raises(FencedError):
-            zombie.apply(plan_repair(repair_context_of(made), RepairRequest()), 100)
+            zombie.apply(plan_repair(made.open(), RepairRequest()), 100)
     finally:
         arm(None)
     assert kinds(made).count("repair") == 1
@@ -106,7 +105,7 @@ def test_an_abandoned_repair_gives_its_partitions_back() -> None:
     """As they were; unknown ids are refused by name."""
     made = create_sliced_stream()
     before = records_in_order(made, A0)
-    tools = repair_context_of(made)
+    tools = made.open()
     RepairRun(tools).refold_run.place_hold(
         made.ledger.head("s"), [A0], RepairRequest(partition=str(A0), start=3).to_json()
     )
@@ -127,18 +126,14 @@ def test_an_approval_is_void_after_an_epoch_moved_and_not_after_slices() -> None
     send_numbers(made, 60, 1)
     made.run(10)
     request = RepairRequest(partition=str(A0), start=0)
-    approved = plan_repair(repair_context_of(made), request).approval
+    approved = plan_repair(made.open(), request).approval
     send_numbers(made, 60, 2)
     made.run(6)
     deploy(made, Adder)
-    RepairRun(repair_context_of(made)).apply(
-        plan_repair(repair_context_of(made), request), 1000, approved
-    )
+    RepairRun(made.open()).apply(plan_repair(made.open(), request), 1000, approved)
     assert (records_in_order(made, A0), session_states(made)) == expected_outcome(made)
     with pytest.raises(IntegrityError, match="not the one of now"):
-        RepairRun(repair_context_of(made)).apply(
-            plan_repair(repair_context_of(made), request), 1000, approved
-        )
+        RepairRun(made.open()).apply(plan_repair(made.open(), request), 1000, approved)
 
 
 NOT_OF_A_REPAIR = ("plan-made", "table-created", "slice-folded", "ledger-read")
@@ -211,7 +206,7 @@ def test_a_run_goes_on_when_a_repair_comes_between(finished: bool) -> None:
             if finished:
                 repair(made, partition=str(A0), start=3)
             else:
-                tools = repair_context_of(made)
+                tools = made.open()
                 RepairRun(tools).refold_run.place_hold(
                     made.ledger.head("s"), [A0], RepairRequest(partition=str(A0), start=3).to_json()
                 )

@@ -9,7 +9,6 @@ from random import Random
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError
@@ -18,15 +17,14 @@ from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.views import state_to_plain
 from seriatim.operations.repair import lost_messages
 from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
-from seriatim.testing import MemoryStream
-from tests.operations.lookback_helper import head_of, replay_context_of, run_bisection
+from seriatim.testing import MemoryPastReader, MemoryStream
+from tests.operations.lookback_helper import head_of, run_bisection
 from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
-from tests.operations.repair_helper import MemoryReread
 
 GONE = "not in Kafka any more"
 
 
-class OneWay(MemoryReread):
+class OneWay(MemoryPastReader):
     """Reads one range at a time, as a consumer does: a new read ends the one before."""
 
     reads = 0
@@ -48,9 +46,8 @@ class OneWay(MemoryReread):
 
 def way(made: MemoryStream, name: str = "s") -> SessionReplay:
     """A session's way, read by a reader that goes one way."""
-    return SessionReplay(
-        replace(replay_context_of(made), past_reader=OneWay(made)), head_of(made), A0, name
-    )
+    open_stream = made.open().with_ports(past_reader=OneWay(made.reader))
+    return SessionReplay(open_stream, head_of(made), A0, name)
 
 
 def state_at(made: MemoryStream, offset: int, name: str) -> Any:
@@ -167,7 +164,7 @@ def test_slices_are_counted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
         made.kafka.end_transaction(A0, [2 * number])
     proofs, reread, heard = (
         [SliceProof(at, at + 2, 1) for at in range(0, 80, 2)],
-        OneWay(made),
+        OneWay(made.reader),
         list[MessageLoss](),
     )
     monkeypatch.setattr(lost_messages, "AT_ONCE", 20)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from seriatim.engine.machine import UserMachine
 from seriatim.errors import IntegrityError
 from seriatim.operations.repair.plan import RebuildStateAction, RepairRequest
 from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.storage.join import ParquetJoiner
+from seriatim.storage.store import LocalStore
 from seriatim.testing import MemoryStream
 from tests.contracts.disk_streams import DiskStream
 from tests.operations.adding_machines import (
@@ -34,7 +34,6 @@ from tests.operations.repair_helper import (
     records_in_order,
     remove_file,
     repair,
-    repair_context_of,
     send_random_messages,
 )
 from tests.operations.test_tiers import made as sequenced
@@ -63,11 +62,11 @@ def lost(tier: Any = "strict", **more: Any) -> MemoryStream:
 def test_what_is_lost_is_named_and_the_way_on() -> None:
     """The range from the last whole state on; forward is offered, and is another plan."""
     made = lost()
-    planned = plan_repair(repair_context_of(made), RepairRequest())
+    planned = plan_repair(made.open(), RepairRequest())
     assert planned.actions == ()
     assert "[0, 9) is gone" in planned.notes[0]
     assert "repair s --partition in-a/0 --forward" in planned.notes[0]
-    (part,) = plan_repair(repair_context_of(made), RepairRequest(forward=True)).actions
+    (part,) = plan_repair(made.open(), RepairRequest(forward=True)).actions
     assert isinstance(part, RebuildStateAction)
 
 
@@ -104,7 +103,7 @@ def test_sessions_go_on_by_proof_or_snapshot_and_those_of_whole_files_at_once() 
         (None, 9, 9),
         ("t", 10, 12),
     ]
-    assert plan_repair(repair_context_of(made), RepairRequest()).notes == ()
+    assert plan_repair(made.open(), RepairRequest()).notes == ()
 
 
 @pytest.mark.long
@@ -281,10 +280,7 @@ def test_on_real_files_verify_agrees(tmp_path: Path) -> None:
     assert_good(made)
     made.kafka.delete_records(A0, 11)
     (tmp_path / made.accounts()[A0].state[0].path).unlink()
-    given = repair_context_of(made)
-    tools = replace(
-        given, fold_context=replace(given.fold_context, joiner=ParquetJoiner(tmp_path, "s"))
-    )
+    tools = made.open().with_ports(joiner=ParquetJoiner(LocalStore(tmp_path), "s"))
     RepairRun(tools).apply(plan_repair(tools, RepairRequest(forward=True)), 100)
     assert_good(made)
     made.send("in-a/0", "x", 4)
@@ -308,15 +304,15 @@ def test_a_state_whose_messages_were_compacted_away_is_not_planned_to_be_folded_
     before = records_in_order(made, A0)
     made.kafka.compact(A0, 5)
     remove_file(made, made.accounts()[A0].state[0].path)
-    planned = plan_repair(repair_context_of(made), RepairRequest())
+    planned = plan_repair(made.open(), RepairRequest())
     assert planned.actions == ()
     assert "are not in Kafka any more" in planned.notes[0]
     assert "repair s --partition in-a/0 --forward" in planned.notes[0]
-    (part,) = plan_repair(repair_context_of(made), RepairRequest(forward=True)).actions
+    (part,) = plan_repair(made.open(), RepairRequest(forward=True)).actions
     assert isinstance(part, RebuildStateAction)
     repair(made, forward=True)
     assert records_in_order(made, A0) == before
-    assert plan_repair(repair_context_of(made), RepairRequest()).actions == ()
+    assert plan_repair(made.open(), RepairRequest()).actions == ()
 
 
 def test_a_state_of_a_compacted_topic_that_lost_nothing_yet_is_folded_again() -> None:

@@ -29,7 +29,6 @@ from tests.operations.repair_helper import (
     records_in_order,
     remove_file,
     repair,
-    repair_context_of,
     send_random_messages,
 )
 
@@ -70,7 +69,7 @@ def test_nothing_hurt_nothing_done() -> None:
     """A repair of what is well changes nothing, the ledger included."""
     made = create_sliced_stream()
     before = kinds(made)
-    assert plan_repair(repair_context_of(made), RepairRequest()).actions == ()
+    assert plan_repair(made.open(), RepairRequest()).actions == ()
     assert repair(made).sequence == -1
     assert kinds(made) == before
 
@@ -170,7 +169,7 @@ def test_what_is_not_known_is_asked_for() -> None:
         ({"partition": "in-a/0", "start": 60}, "0 to 59"),
     ):
         with pytest.raises(ConfigError) as refused:
-            plan_repair(repair_context_of(made), RepairRequest(**request))  # type: ignore[arg-type]
+            plan_repair(made.open(), RepairRequest(**request))  # type: ignore[arg-type]
         assert says in refused.value.render()
 
 
@@ -179,7 +178,7 @@ def test_what_kafka_no_longer_has_is_said() -> None:
     made = create_sliced_stream()
     made.kafka.delete_records(A0, 30)
     with pytest.raises(IntegrityError, match=r"\[14, 30\) is gone"):
-        plan_repair(repair_context_of(made), RepairRequest(partition=str(A0), start=20))
+        plan_repair(made.open(), RepairRequest(partition=str(A0), start=20))
     assert not repair(made, partition=str(A0), start=40).new_findings
     assert_equal_to_itself(made)
 

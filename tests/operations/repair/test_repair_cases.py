@@ -20,7 +20,6 @@ from tests.operations.adding_machines import (
     expected_outcome,
     session_states,
 )
-from tests.operations.decision_helper import decision_context_of
 from tests.operations.memory_streams import A0, A1, create_filled_stream, create_stream, send
 from tests.operations.repair_helper import (
     assert_equals_clean_fold,
@@ -30,7 +29,6 @@ from tests.operations.repair_helper import (
     records_in_order,
     remove_file,
     repair,
-    repair_context_of,
     send_random_messages,
 )
 
@@ -54,7 +52,7 @@ def test_a_forward_on_top_of_a_refold_keeps_what_was_made_again() -> None:
     made.reader.lost_offsets = {(A0, 7)}
     made.run()
     before = records_in_order(made, A0)
-    tools = repair_context_of(made)
+    tools = made.open()
     planned = plan_repair(tools, RepairRequest(forward=True))
     assert [type(part).__name__ for part in planned.actions] == ["RefoldAction", "ForwardAction"]
     RepairRun(tools).apply(planned, 100)
@@ -67,7 +65,7 @@ def test_a_release_by_hand_holds_for_a_refold_too() -> None:
     back.
     """
     made = quarantined()
-    release_session(decision_context_of(made), "q", "it is fine")
+    release_session(made.open(), "q", "it is fine")
     send(made, A0, 6, 7, session="q")
     made.run(3)
     before, sessions = records_in_order(made, A0), session_states(made)
@@ -148,7 +146,7 @@ def test_the_same_command_goes_on_when_more_is_hurt_meanwhile() -> None:
     """The hold of the first try is taken over, what came is held besides."""
     made = create_sliced_stream(partitions=2)
     remove_file(made, made.accounts()[A0].state[-1].path)
-    tools = repair_context_of(made)
+    tools = made.open()
     first = plan_repair(tools, RepairRequest())
     RepairRun(tools).refold_run.place_hold(
         made.ledger.head("s"), first.partitions, first.request.to_json()
@@ -166,7 +164,7 @@ def test_a_hold_is_released_when_nothing_is_hurt_any_more() -> None:
     path = made.accounts()[A0].state[-1].path
     kept = made.files.files[path]
     remove_file(made, path)
-    tools = repair_context_of(made)
+    tools = made.open()
     first = plan_repair(tools, RepairRequest())
     RepairRun(tools).refold_run.place_hold(
         made.ledger.head("s"), first.partitions, first.request.to_json()
@@ -181,9 +179,7 @@ def test_a_backfill_leaves_later_states_to_begin_from() -> None:
     made = create_sliced_stream()
     repair(made, ranges={str(A0): (5, 10)})
     made.kafka.delete_records(A0, 40)
-    (part,) = plan_repair(
-        repair_context_of(made), RepairRequest(partition=str(A0), start=50)
-    ).actions
+    (part,) = plan_repair(made.open(), RepairRequest(partition=str(A0), start=50)).actions
     assert part.rewind.start == 49  # type: ignore[union-attr]
 
 
@@ -193,7 +189,7 @@ def test_files_and_sessions_hurt_in_one_partition_are_mended_by_one_command() ->
     send(made, A0, ["a"], session="t")
     made.run()
     remove_file(made, made.ledger.files_now()[0].path)
-    (part,) = plan_repair(repair_context_of(made), RepairRequest()).actions
+    (part,) = plan_repair(made.open(), RepairRequest()).actions
     assert "quarantine" in part.rewind.request.reason  # type: ignore[union-attr]
     assert "missing" in part.rewind.request.reason  # type: ignore[union-attr]
 

@@ -21,7 +21,6 @@ from tests.operations.adding_machines import (
     send_numbers,
     session_states,
 )
-from tests.operations.decision_helper import decision_context_of
 from tests.operations.memory_streams import A0, create_stream, send
 from tests.operations.repair_helper import (
     assert_equals_clean_fold,
@@ -102,7 +101,7 @@ def test_whom_a_person_released_behind_a_cut_is_not_released_again() -> None:
     send(made, A0, POISON, session="k0")
     send(made, A0, 1, 1, 1, 1, session="k1")
     made.run()
-    release_session(decision_context_of(made), "k0", "fine")
+    release_session(made.open(), "k0", "fine")
     send(made, A0, 7, session="k0")
     made.run()
     cut(made, 5)
@@ -131,7 +130,7 @@ def test_a_finding_at_an_offset_that_is_used_again_is_told(how: str) -> None:
         made.kafka.delete("in-a")
         made.kafka.create("in-a")
         made.run()
-        accept_topic(decision_context_of(made), "in-a", "its new life")
+        accept_topic(made.open(), "in-a", "its new life")
         say(made, (1, True), (5, False), (99, False))
     deploy(made, Adder)
     assert made.run().findings == []

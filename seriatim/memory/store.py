@@ -1,0 +1,134 @@
+"""A store in memory: the fake of storage/store.py, for tests and simulations.
+
+Next: tests/contracts/test_store.py runs the same tests on it and on the real stores.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from seriatim.storage.store import AlreadyThereError, Buffer, HashingSink, Sink
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class MemoryStore:
+    """Objects in a dictionary."""
+
+    def __init__(self) -> None:
+        self.url = "memory://"
+        self.objects: dict[str, bytes] = {}
+        self.drafts: dict[str, bytearray] = {}
+        """Objects that were begun and not finished."""
+
+    def uri(self, key: str) -> str:
+        """The address of an object."""
+        return f"{self.url}{key}"
+
+    def create(self, key: str, content: Buffer) -> None:
+        """Write an object that must not be there yet."""
+        if self.objects.setdefault(key, bytes(content)) != bytes(content):
+            raise AlreadyThereError(errno.EEXIST, "other content is there already", key)
+
+    def replace(self, key: str, content: Buffer) -> None:
+        """Write an object, whether it is there or not."""
+        self.objects[key] = bytes(content)
+
+    def writer(self, key: str) -> Sink:
+        """Begin a large object."""
+        return _MemorySink(self, key)
+
+    def read(self, key: str) -> bytes:
+        """A whole object."""
+        try:
+            return self.objects[key]
+        except KeyError:
+            raise FileNotFoundError(errno.ENOENT, "no such object", key) from None
+
+    def blocks(self, key: str) -> Iterator[Buffer]:
+        """The content, as one block."""
+        yield self.read(key)
+
+    def open(self, key: str) -> pa.NativeFile:
+        """Open an object for reading parts of it."""
+        import pyarrow as pa
+
+        return pa.BufferReader(self.read(key))
+
+    def size(self, key: str) -> int | None:
+        """The size in bytes; None if there is no such object."""
+        content = self.objects.get(key)
+        return None if content is None else len(content)
+
+    def keys(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """The objects below a prefix, with their sizes, sorted by key."""
+        keys = sorted(key for key in self.objects if key.startswith(prefix))
+        return iter([(key, len(self.objects[key])) for key in keys])
+
+    def folders(self, prefix: str) -> list[str]:
+        """The names between the prefix and the next "/"."""
+        rests = [key.removeprefix(prefix) for key in self.objects if key.startswith(prefix)]
+        return sorted({rest.partition("/")[0] for rest in rests if "/" in rest})
+
+    def unfinished_keys(self, prefix: str) -> Iterator[str]:
+        """The keys of objects that were begun and not finished."""
+        return iter(sorted(key for key in self.drafts if key.startswith(prefix)))
+
+    def delete(self, keys: Iterable[str]) -> list[str]:
+        """Delete objects, finished or not; the keys that were there."""
+        deleted = []
+        for key in set(keys):
+            content = self.objects.pop(key, None)
+            draft = self.drafts.pop(key, None)
+            if content is not None or draft is not None:
+                deleted.append(key)
+        return sorted(deleted)
+
+    def delete_unfinished(self, prefix: str, *, nested: bool = True) -> list[str]:
+        """Delete what was begun and not finished; the keys."""
+        keys = list(self.unfinished_keys(prefix))
+        if not nested:
+            keys = [key for key in keys if "/" not in key.removeprefix(prefix)]
+        for key in keys:
+            del self.drafts[key]
+        return keys
+
+    def copy(self, key: str, to: str) -> None:
+        """Copy an object."""
+        self.create(to, self.read(key))
+
+    def delta_options(self) -> dict[str, str]:
+        """Delta's library knows nothing of this store."""
+        return {}
+
+    def sync_delta_log(self, table: str, version: int | None = None) -> None:
+        """Memory survives no power cut."""
+
+
+class _MemorySink(HashingSink):
+    """Gathers an object, and puts it into the store when it is finished."""
+
+    def __init__(self, store: MemoryStore, key: str) -> None:
+        super().__init__()
+        self._store = store
+        self._key = key
+        self._content = bytearray()
+        store.drafts[key] = self._content
+
+    def _append(self, view: memoryview) -> None:
+        self._content += view
+
+    def _publish(self) -> None:
+        if self._store.drafts.pop(self._key, None) is None:
+            raise FileNotFoundError(errno.ENOENT, "the unfinished object was deleted", self._key)
+        if self._key in self._store.objects:
+            raise AlreadyThereError(
+                errno.EEXIST, "an object of this name is there already", self._key
+            )
+        self._store.objects[self._key] = bytes(self._content)
+
+    def _give_up(self) -> None:
+        self._store.drafts.pop(self._key, None)

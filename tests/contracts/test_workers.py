@@ -1,0 +1,185 @@
+"""The contract of workers: one answer per work, in order, failures as values, and nothing crosses the
+border that cannot be pickled.
+
+`PicklingWorkers` stands for workers in other processes: it pickles what would be sent. To put a kind
+of workers in, add it to `KINDS`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from seriatim.engine.failure import Failure
+from seriatim.engine.files import File
+from seriatim.errors import ConfigError, DamagedFileError, PlatformError
+from seriatim.operations.prove.verify import Verification
+from seriatim.storage.audit import FileAudit
+from seriatim.storage.join import ParquetJoiner
+from seriatim.storage.store import LocalStore
+from seriatim.workers import LocalWorkers, Workers, map_or_raise
+from tests.contracts.disk_streams import create_filled_output
+
+
+def pickled(value: Any) -> Any:
+    """The value as another process would get it."""
+    return pickle.loads(pickle.dumps(value))
+
+
+class PicklingWorkers:
+    """Workers that could be anywhere: function, works and answers are pickled on their way."""
+
+    def __init__(self) -> None:
+        self.works: list[Any] = []
+
+    def map(self, function: Callable[[Any], Any], works: Iterable[Any]) -> Iterator[Any]:
+        """The answers of all works, done before the first one is given."""
+        works = list(works)
+        self.works += works
+        answers = list(LocalWorkers().map(pickled(function), map(pickled, works)))
+        return iter(map(pickled, answers))
+
+
+KINDS: dict[str, Callable[[], Workers]] = {
+    "this process": LocalWorkers,
+    "pickling": PicklingWorkers,
+}
+
+
+@pytest.fixture(params=KINDS)
+def workers(request: pytest.FixtureRequest) -> Workers:
+    """Each kind of workers."""
+    return KINDS[request.param]()
+
+
+def double(number: int) -> int:
+    """A function of a module."""
+    return 2 * number
+
+
+class Times(Struct):
+    """A function that is a value."""
+
+    factor: int
+
+    def __call__(self, number: int) -> int:
+        return self.factor * number
+
+
+ERRORS: dict[int, Exception] = {
+    1: DamagedFileError("it is damaged", path="records/x", next="repair it"),
+    2: OSError(28, "No space left on device"),
+    3: ZeroDivisionError("by zero"),
+    4: ConfigError("no", key="tier", next="fix it"),
+    5: MemoryError(),
+}
+
+
+def fail_at(number: int) -> int:
+    """A function that fails for some works."""
+    if number in ERRORS:
+        raise ERRORS[number]
+    return number
+
+
+def test_answers_come_in_the_order_of_the_works(workers: Workers) -> None:
+    """Whatever order they are done in."""
+    assert list(workers.map(double, range(100))) == list(range(0, 200, 2))
+    assert list(workers.map(Times(3), [3, 1, 2])) == [9, 3, 6]
+
+
+def test_no_work_has_no_answer(workers: Workers) -> None:
+    """Nothing is done for nothing."""
+    assert list(workers.map(fail_at, [])) == []
+
+
+def test_a_failure_is_a_value_and_the_others_have_their_answers(workers: Workers) -> None:
+    """An error of ours keeps its class and facts; any other says at which work it was raised."""
+    answers = list(workers.map(fail_at, range(7)))
+    assert (answers[0], answers[6]) == (0, 6)
+    failures = answers[1:6]
+    assert all(isinstance(failure, Failure) for failure in failures)
+    damaged, disk, bug, config, memory = (failure.to_error() for failure in failures)
+    assert isinstance(damaged, DamagedFileError)
+    assert (damaged.path, damaged.next) == ("records/x", "repair it")
+    assert isinstance(disk, PlatformError)
+    assert disk.message == "2: OSError: [Errno 28] No space left on device"
+    assert (bug.exit_code, bug.message) == (1, "3: ZeroDivisionError: by zero")
+    assert "by zero" in bug.fields["detail"]
+    assert (config.exit_code, config.fields) == (2, {"key": "tier"})
+    assert memory.exit_code == 4
+
+
+def test_the_first_failure_is_raised_where_the_caller_needs_every_answer(workers: Workers) -> None:
+    """The answers before it are given first."""
+    answers = map_or_raise(workers, fail_at, [0, 9, 1, 2])
+    assert [next(answers), next(answers)] == [0, 9]
+    with pytest.raises(DamagedFileError, match="it is damaged"):
+        next(answers)
+
+
+def test_this_process_does_no_more_than_is_asked_for() -> None:
+    """A verification that ends at a difference does not read the rest."""
+    started: list[int] = []
+
+    def note(number: int) -> int:
+        started.append(number)
+        return number
+
+    answers = LocalWorkers().map(note, range(10))
+    assert [next(answers), next(answers)] == [0, 1]
+    assert started == [0, 1]
+
+
+def test_verify_gives_the_same_result_by_any_workers(tmp_path: Path, workers: Workers) -> None:
+    """Its works name files by path and digest, and open the store themselves."""
+    create_filled_output(tmp_path)
+    here = Verification("s", FileAudit(LocalStore(tmp_path)), from_first_entry=True).run()
+    audit = FileAudit(LocalStore(tmp_path), workers)
+    elsewhere = Verification("s", audit, from_first_entry=True).run()
+    assert elsewhere == here
+    assert here.difference is None
+    assert here.files > 0
+    if isinstance(workers, PicklingWorkers):
+        assert len(workers.works) == here.files
+        assert max(len(pickle.dumps(work)) for work in workers.works) < 1_000
+    damage_a_file(tmp_path)
+    audit = FileAudit(LocalStore(tmp_path), workers)
+    difference = Verification("s", audit, from_first_entry=True).run().difference
+    assert difference is not None
+    assert difference.description == "a file is damaged"
+
+
+def damage_a_file(root: Path) -> Path:
+    """Flip a bit in the middle of a record file."""
+    path = min((root / "records").rglob("*.parquet"))
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    return path
+
+
+def test_damaged_files_are_the_same_by_any_workers(tmp_path: Path, workers: Workers) -> None:
+    """Found by their digest, or by their size alone."""
+    create_filled_output(tmp_path)
+    good = FileAudit(LocalStore(tmp_path))
+    files = []
+    for path in sorted((tmp_path / "records").rglob("*.parquet")):
+        key = str(path.relative_to(tmp_path))
+        digest, _ = good.digests(key, with_sha256=False)
+        files.append(File(path=key, size_bytes=path.stat().st_size, rows=1, digest=digest))
+    missing = File(path="records/in-a/0/none.parquet", size_bytes=1, rows=1, digest="0")
+    damaged = str(damage_a_file(tmp_path).relative_to(tmp_path))
+    joiner = ParquetJoiner(LocalStore(tmp_path), "s", workers=workers)
+    by_digest = joiner.find_damaged_files([*files, missing])
+    assert list(by_digest) == [damaged, missing.path]
+    assert by_digest[damaged].startswith("its digest is ")
+    assert by_digest[missing.path] == "it is missing"
+    by_size = joiner.find_damaged_files([*files, missing], check_digests=False)
+    assert by_size == {missing.path: "it is missing"}
+    assert joiner.find_damaged_files([]) == {}
