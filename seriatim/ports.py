@@ -16,24 +16,19 @@ from seriatim.engine.findings import Finding
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
-from seriatim.engine.records import RowImage, RowKeySpec
+from seriatim.engine.records import RowImage, RowKeySpec, SessionTable
+from seriatim.engine.retention import RetainedLog
 from seriatim.engine.session import ReplacedRecords, Session
 from seriatim.engine.task import PartitionWork
-from seriatim.kafka.retention import RetainedLog
+from seriatim.ledger.current_rows import CurrentWriteResult, PartitionCatchUp, TopicIdsByPartition
 from seriatim.ledger.entries import Entry
 from seriatim.ledger.gaps import Gap, QuarantineFile
 from seriatim.ledger.manifests import MANIFEST_FORMAT, Manifest, ManifestReference
 from seriatim.ledger.model import Ledger
+from seriatim.ledger.replaced_files import Intent
 from seriatim.ledger.snapshot_needs import SnapshotRequest
-from seriatim.operations.compaction_rules import Intent
 from seriatim.operations.prove.chain import Commit
 from seriatim.operations.prove.rules import FileReading
-from seriatim.storage.current_rows import (
-    CurrentWriteResult,
-    PartitionCatchUp,
-    SessionTable,
-    TopicIdsByPartition,
-)
 from seriatim.stream import Stream
 
 Task = Callable[[Partition, Iterable[MessageBatch]], bytes]

@@ -74,21 +74,14 @@ RULES = {
         "errors engine ledger ports kafka fast.kafka_records",
         "confluent_kafka cryptography kafka msgspec numpy psutil py4j pyarrow pyspark",
     ),
-    "seriatim/kafka/retention.py": Rule("errors engine", "msgspec", PURE),
-    "seriatim/storage/current_rows.py": Rule("errors engine ledger", "msgspec", PURE),
     "seriatim/clock.py": Rule(),
     "seriatim/memory": Rule(
-        "alerts.incidents engine errors kafka.retention ledger memory operations ports "
-        "storage.current_rows storage.store stream",
+        "alerts.incidents engine errors ledger memory operations ports storage.store stream",
         "msgspec pyarrow xxhash",
         PURE,
     ),
     # What the commands do: ports and values, no libraries.
-    "seriatim/operations": Rule(
-        "engine errors kafka.retention ledger operations ports storage.current_rows stream",
-        "msgspec",
-        PURE,
-    ),
+    "seriatim/operations": Rule("engine errors ledger operations ports stream", "msgspec", PURE),
     "seriatim/operations/prove/great_expectations_suites.py": Rule(
         "engine errors ledger operations ports storage.parquet storage.store stream",
         "great_expectations msgspec numpy pandas pyarrow",
@@ -148,17 +141,13 @@ EDGES = ("ledger.delta_store",)
 EXCEPTIONS: dict[str, set[str]] = {
     "seriatim/kafka/snapshot_requests.py": {"seriatim.storage.store"},
     "seriatim/ports.py": {
-        "seriatim.kafka.retention",
-        "seriatim.operations.compaction_rules",
         "seriatim.operations.prove.chain",
         "seriatim.operations.prove.rules",
-        "seriatim.storage.current_rows",
     },
     "seriatim/storage/audit.py": {
         "seriatim.operations.prove.chain",
         "seriatim.operations.prove.rules",
     },
-    "seriatim/storage/record_files.py": {"seriatim.operations.compaction_rules"},
     "seriatim/storage/record_scan.py": {"seriatim.operations.prove.evidence"},
     "seriatim/storage/status_file.py": {"seriatim.operations.stream_status"},
     "seriatim/web/write_status.py": {"seriatim.storage.derived_tables"},
@@ -262,7 +251,7 @@ def test_rules_are_of_packages_that_exist() -> None:
         ("seriatim/storage/parquet.py", "import pyspark"),
         ("seriatim/kafka/log.py", "from seriatim.storage.record_files import ParquetRecords"),
         ("seriatim/kafka/log.py", "import deltalake"),
-        ("seriatim/kafka/retention.py", "import time"),
+        ("seriatim/engine/retention.py", "import time"),
         ("seriatim/operations/run.py", "from seriatim.storage.store import LocalStore"),
         ("seriatim/operations/run.py", "from seriatim.ledger.delta_store import DeltaLedger"),
         ("seriatim/operations/run.py", "from seriatim import config"),
@@ -343,20 +332,6 @@ def test_ruff_spares_only_files_with_exceptions(package: str) -> None:
     spared = settings["lint"]["extend-per-file-ignores"]
     files = [f"seriatim/{package}/{name}" for name in spared]
     assert [file for file in files if file not in EXCEPTIONS and file not in RULES] == []
-
-
-def test_ruff_knows_every_module_that_operations_may_not_import() -> None:
-    """Two modules of kafka and storage are allowed, so the others are banned by name: none is
-    forgotten.
-    """
-    settings = tomllib.loads((ROOT / "seriatim/operations/ruff.toml").read_text())
-    banned = set(settings["lint"]["flake8-tidy-imports"]["banned-api"])
-    rule = RULES["seriatim/operations"]
-    modules = []
-    for package in ("kafka", "storage"):
-        paths = sorted((ROOT / "seriatim" / package).glob("[a-z]*.py"))
-        modules += [f"seriatim.{package}.{path.stem}" for path in paths]
-    assert [name for name in modules if not _is_allowed(name, rule) and name not in banned] == []
 
 
 def test_only_config_reads_the_environment() -> None:

@@ -18,9 +18,9 @@ from seriatim.cli.run import Json, StreamName
 from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
+    from seriatim.ledger.current_rows import PartitionCatchUp
     from seriatim.operations.publish import PublishResult
     from seriatim.ports import LedgerStore
-    from seriatim.storage.current_rows import PartitionCatchUp
     from seriatim.stream_files import StreamFile
 
 COLUMNS = ["topic", "partition", "from", "until", "epoch", "records", "anew"]

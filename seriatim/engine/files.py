@@ -54,6 +54,11 @@ class File(
     """SHA-256 of the whole file, for auditors; empty for files of formats before 4."""
 
 
+def file_paths(files: Iterable[File]) -> tuple[str, ...]:
+    """The paths of files, in their order."""
+    return tuple(file.path for file in files)
+
+
 class Certificate(Struct, frozen=True, kw_only=True, rename={"message_time_ms": "time"}):
     """Proof for one partition and slice: every offset from `start` to `until` is accounted for."""
 

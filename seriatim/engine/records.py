@@ -189,6 +189,20 @@ class RowImage(NamedTuple):
     """The offset of the record."""
 
 
+class SessionTable(Struct, frozen=True):
+    """The table of one session, as its records leave it."""
+
+    session: str
+    rows: list[tuple[Any, ...]]
+    """The rows that are not deleted."""
+    offset: int
+    """The offset of the session's last record."""
+    timestamp: int
+    """The timestamp of the session's last record."""
+    sequence: int | None
+    """The sequence of the session's last record."""
+
+
 def normalize_row(row: Row) -> Row:
     """A row as it is compared: a time without a zone is in UTC, as the records have it."""
     return tuple([_in_utc(value) if isinstance(value, datetime) else value for value in row])

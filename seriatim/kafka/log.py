@@ -25,9 +25,9 @@ from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from seriatim.engine.messages import SPARK_TIMESTAMP_RANGE_MS
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
+from seriatim.engine.retention import RetainedLog, RetentionRules
 from seriatim.errors import KafkaSilentError
 from seriatim.kafka.client import create_client, python_settings
-from seriatim.kafka.retention import RetainedLog, RetentionRules
 
 T = TypeVar("T")
 TOPIC_GONE_ERRORS = (

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal, Self, TypeVar, cast
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.files import Certificate
+from seriatim.engine.files import Certificate, file_paths
 from seriatim.engine.findings import Finding
 from seriatim.engine.session import Counts
 from seriatim.errors import ensure
@@ -427,9 +427,7 @@ class CompactEntry(EntryBase, frozen=True, kw_only=True, tag="compact"):
     def _unmet_for_account(self, change: Change, account: Account) -> list[str]:
         unmet = _unmet_epoch(change, account)
         unmet += _unmet_without_hold(change, account)
-        oldest_files = account.state[: len(change.merged_state_paths)]
-        oldest_paths = tuple(file.path for file in oldest_files)
-        if oldest_paths != change.merged_state_paths:
+        if not account.has_oldest_state(change.merged_state_paths):
             unmet.append(f"{change.partition} has other state files than were merged")
         return unmet
 
@@ -716,7 +714,7 @@ def _account_after_messages(change: Change, account: Account, halt: Halt | None)
 
 def _bytes_written(change: Change, account_before: Account) -> int:
     """The size of the files that a change adds. Its state files may be those of before in part."""
-    paths_before = [file.path for file in account_before.state]
+    paths_before = file_paths(account_before.state)
     size_bytes = 0
     for file in change.files():
         if file.path not in paths_before:

@@ -15,13 +15,13 @@ Next: ledger/entries.py has the entries; ledger/commit.py commits them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.files import Certificate, File
+from seriatim.engine.files import Certificate, File, file_paths
 from seriatim.engine.findings import FindingsError, GapMark
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, ensure
@@ -114,6 +114,12 @@ class Account(
     """For what comes: how often Kafka gave offsets of this topic id to other messages. The archive
     has a folder for each life. Always 0 in this version.
     """
+
+    def has_oldest_state(self, paths: Sequence[str]) -> bool:
+        """Whether these are its oldest state files. Files are merged from the oldest on, while
+        slices may add others at the end.
+        """
+        return file_paths(self.state[: len(paths)]) == tuple(paths)
 
 
 class FailedRange(
@@ -326,9 +332,7 @@ def state_files_after(change: Change, account: Account) -> tuple[File, ...]:
     if not change.state:
         return ()
     *older_files, new_file = change.state
-    older_paths = [file.path for file in older_files]
-    current_paths = [file.path for file in account.state[: len(older_files)]]
-    if older_paths == current_paths:
+    if account.has_oldest_state(file_paths(older_files)):
         return change.state
     return (*account.state, new_file)
 

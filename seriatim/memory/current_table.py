@@ -12,13 +12,9 @@ from seriatim.engine.crash_points import crash_point
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import LAST_RECORD_COLUMNS, RowKeySpec
+from seriatim.ledger.current_rows import CurrentWriteResult, PartitionCatchUp, TopicIdsByPartition
 from seriatim.memory.derived_tables import MemoryTables, MemoryTableVersion
 from seriatim.ports import EntryMark, PublishedVersion
-from seriatim.storage.current_rows import (
-    CurrentWriteResult,
-    PartitionCatchUp,
-    TopicIdsByPartition,
-)
 
 CurrentRowsByKey = dict[tuple[Any, ...], dict[str, Any]]
 """The rows by session and key."""

@@ -23,6 +23,7 @@ from seriatim.engine.records import (
     OTHER_TABLE_PREFIX,
     RecordSource,
     RowKeySpec,
+    SessionTable,
     fits_column_type,
     owner_values,
     record_values,
@@ -38,8 +39,7 @@ from seriatim.engine.session import (
     unpack_session,
 )
 from seriatim.errors import DamagedFileError, ensure
-from seriatim.operations.compaction_rules import Intent
-from seriatim.storage.current_rows import SessionTable
+from seriatim.ledger.replaced_files import Intent
 
 
 class MemoryDigests:

@@ -18,8 +18,8 @@ from seriatim.engine.files import SourceFailedError
 from seriatim.engine.holes import ExplainedRange, KafkaRecordBatch, LogView, explain_hole
 from seriatim.engine.messages import SPARK_TIMESTAMP_RANGE_MS, Header, MessageBatch
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges, cut_into_slices
+from seriatim.engine.retention import RetainedLog, RetentionRules
 from seriatim.errors import PlatformError, ensure
-from seriatim.kafka.retention import RetainedLog, RetentionRules
 from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, Task, UnreadableMessageError
 
 

@@ -12,12 +12,15 @@ The steps for each piece of work, and what a crash after each of them leaves beh
 It runs beside folds and repairs and stops neither. If another run was faster, the piece is fenced;
 it is dropped and reported. A damaged input is reported by name and stays as it is.
 
-Next: operations/compaction_rules.py chooses; storage/rewrite.py copies; operations/sweep.py sweeps.
+The rules by which files are chosen are at the end of the module.
+
+Next: storage/record_files.py copies; operations/sweep.py sweeps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 
 from msgspec import Struct, field
@@ -25,7 +28,7 @@ from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import File
+from seriatim.engine.files import File, file_paths
 from seriatim.engine.offsets import Partition
 from seriatim.errors import (
     ConfigError,
@@ -33,19 +36,13 @@ from seriatim.errors import (
     FencedError,
     IntegrityError,
     PlatformError,
+    ensure,
     raise_broken_promise,
 )
 from seriatim.ledger.commit import commit, read_head
 from seriatim.ledger.entries import AcceptEntry, CompactEntry, Entry
 from seriatim.ledger.model import Account, Change, Ledger, unmoved_change
-from seriatim.operations.compaction_rules import (
-    Intent,
-    TopicRecordFile,
-    compacted_file_stem,
-    group_small_files,
-    is_small,
-    is_worth_merging_state,
-)
+from seriatim.ledger.replaced_files import Intent, compacted_file_stem
 from seriatim.operations.followers import catch_up_after_run
 from seriatim.operations.sweep import find_outdated, sweep_dead, sweep_replaced
 from seriatim.ports import (
@@ -59,6 +56,12 @@ GROUPS_MAX = 8
 ENTRIES_READ_FIRST = 64
 """How many of the newest entries are searched for a file first. Each further step is larger."""
 DAY_SECONDS = 86_400
+RECORD_FILES_MERGE_MIN = 16
+"""A group of so many files is worth copying, whatever their sizes."""
+
+
+STATE_FILES_MERGE_MIN = 8
+"""So many state files are worth merging whatever their sizes."""
 ProgressCallback = Callable[[int, int], None]
 
 
@@ -313,8 +316,8 @@ class _PieceCompaction:
             attempt=self.attempt,
             epoch=piece.account.epoch,
             sequence=_read_existing_head(self.open_stream).ledger.sequence,
-            records=tuple(file.path for file in piece.record_inputs),
-            state=tuple(file.path for file in piece.state),
+            records=file_paths(piece.record_inputs),
+            state=file_paths(piece.state),
         )
         self.open_stream.records.put_intent(intent)
         crash_point("compact-intended")
@@ -329,7 +332,7 @@ class _PieceCompaction:
             topic_id=piece.topic_id,
             records=tuple(self._concatenate_groups()),
             state=self._merge_state_files(),
-            merged_state_paths=tuple(file.path for file in piece.state),
+            merged_state_paths=file_paths(piece.state),
         )
         new_files = [*change.records, *(change.state or ())]
         piece.files_after = len(new_files)
@@ -341,16 +344,15 @@ class _PieceCompaction:
         partition = self.piece.partition
         for number, group in enumerate(self.piece.groups):
             stem = compacted_file_stem(self.attempt, number)
-            paths = [file.path for file in group]
             try:
                 new_file = self.open_stream.rewriter.concatenate(
                     partition, self.piece.topic_id, stem, group
                 )
             except IntegrityError as damage:
-                self._note_damaged_input(damage, paths)
+                self._note_damaged_input(damage, group)
                 self.open_stream.records.sweep(partition, stem, set())
             else:
-                self.removed_paths += paths
+                self.removed_paths += file_paths(group)
                 yield new_file
 
     def _merge_state_files(self) -> tuple[File, ...] | None:
@@ -362,17 +364,17 @@ class _PieceCompaction:
         try:
             new_file = self.open_stream.open_state().save(self.piece.partition, stem, {}, state)
         except IntegrityError as damage:
-            self._note_damaged_input(damage, [file.path for file in state])
+            self._note_damaged_input(damage, state)
             return None
         return (new_file,)
 
-    def _note_damaged_input(self, error: IntegrityError, paths: list[str]) -> None:
+    def _note_damaged_input(self, error: IntegrityError, files: Sequence[File]) -> None:
         """Note a damaged input. The error is raised again if the file is only gone because another
         run replaced it.
         """
         if self._inputs_replaced_reason():
             raise error
-        path = error.path if isinstance(error, DamagedFileError) else paths[0]
+        path = error.path if isinstance(error, DamagedFileError) else files[0].path
         self.piece.damaged_inputs[path] = error.message
 
     def _commit(self, change: Change) -> None:
@@ -404,13 +406,108 @@ class _PieceCompaction:
             return f"{piece.partition} is held by {account.hold}"
         if account.epoch != piece.account.epoch:
             return f"{piece.partition} was repaired"
-        input_paths = {file.path for file in piece.record_inputs}
-        replaced = input_paths - self.open_stream.ledger.active_paths(head)
+        active_paths = self.open_stream.ledger.active_paths(head)
+        replaced = set(file_paths(piece.record_inputs)) - active_paths
         if replaced:
             return f"{min(replaced)} was replaced by another run"
-        # State files are merged from the oldest on: others may only have been added at the end.
-        merged_paths = [file.path for file in piece.state]
-        state_paths = [file.path for file in account.state]
-        if merged_paths != state_paths[: len(merged_paths)]:
+        if not account.has_oldest_state(file_paths(piece.state)):
             return f"{piece.state[0].path} was replaced by another run"
         return ""
+
+
+# Which small files become one.
+#
+# Record files of one partition and one life of its topic follow each other by offset. Small
+# neighbours become one file near the target size. A larger file between two small ones stays as it
+# is and separates them, because files must never overlap. A group is only taken if it is worth
+# copying, so that a file is copied a few times in its life, and not by every compaction.
+
+
+class TopicRecordFile(Struct, frozen=True):
+    """A committed record file, and the id of the topic that its records come from."""
+
+    file: File
+    topic_id: str
+
+
+def is_small(file: File, bytes_target: int) -> bool:
+    """Whether a record file is at most half as large as the target, and may be joined with others."""
+    return 2 * file.size_bytes <= bytes_target
+
+
+def group_small_files(
+    small_files: Iterable[TopicRecordFile], large_files: Iterable[File], bytes_target: int
+) -> dict[str, list[tuple[File, ...]]]:
+    """Groups of neighbouring files of one partition, by topic id and in order. Each group is to
+    become one file.
+    """
+    files_by_topic_id: dict[str, list[File]] = {}
+    for topic_file in small_files:
+        files_by_topic_id.setdefault(topic_file.topic_id, []).append(topic_file.file)
+    large_file_starts = sorted(file.first_offset for file in large_files)
+    chosen_groups = {}
+    for topic_id, files in files_by_topic_id.items():
+        groups = _neighbour_groups(files, large_file_starts, bytes_target)
+        chosen = [group for group in groups if is_worth_compacting(group, bytes_target)]
+        if chosen:
+            chosen_groups[topic_id] = chosen
+    return chosen_groups
+
+
+def _neighbour_groups(
+    files: list[File], large_file_starts: Sequence[int], bytes_target: int
+) -> list[tuple[File, ...]]:
+    """All files, in groups of neighbours that together are not larger than the target."""
+    groups: list[list[File]] = []
+    group_bytes = 0
+    previous: File | None = None
+    for file in sorted(files, key=lambda file: file.first_offset):
+        begins_group = True
+        if previous is not None:
+            ensure(
+                previous.last_offset < file.first_offset,
+                "record files of one life do not overlap",
+                one=previous.path,
+                other=file.path,
+            )
+            is_too_large = group_bytes + file.size_bytes > bytes_target
+            is_separated = _has_large_file_between(previous, file, large_file_starts)
+            begins_group = is_too_large or is_separated
+        if begins_group:
+            groups.append([])
+            group_bytes = 0
+        groups[-1].append(file)
+        group_bytes += file.size_bytes
+        previous = file
+    return [tuple(group) for group in groups]
+
+
+def _has_large_file_between(earlier: File, later: File, large_file_starts: Sequence[int]) -> bool:
+    """Whether a larger file lies between two small ones."""
+    index = bisect_right(large_file_starts, earlier.last_offset)
+    return index < len(large_file_starts) and large_file_starts[index] < later.first_offset
+
+
+def is_worth_compacting(group: Sequence[File], bytes_target: int) -> bool:
+    """Whether a group is worth copying: it has many files, or no file that is more than twice as
+    large as the others together, or nearly fills a file of the target size.
+    """
+    if len(group) < 2:
+        return False
+    if len(group) >= RECORD_FILES_MERGE_MIN:
+        return True
+    total_bytes = sum(file.size_bytes for file in group)
+    largest_bytes = max(file.size_bytes for file in group)
+    return 3 * largest_bytes <= 2 * total_bytes or 4 * total_bytes >= 3 * bytes_target
+
+
+def is_worth_merging_state(state_files: Sequence[File]) -> bool:
+    """Whether state files should become one: there are many of them, or the later ones have at least
+    half as many rows as the first.
+    """
+    if len(state_files) < 2:
+        return False
+    if len(state_files) >= STATE_FILES_MERGE_MIN:
+        return True
+    later_rows = sum(file.rows for file in state_files[1:])
+    return 2 * later_rows >= state_files[0].rows

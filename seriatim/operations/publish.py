@@ -8,7 +8,7 @@ The steps, and what a crash after each of them leaves behind:
 4. commit by compare-and-set: remove the old files, add the new ones                         it is done
 5. delete files that left the table long ago                                                 next time
 
-Next: operations/followers.py has the loop; storage/current_rows.py has the rules of what is read;
+Next: operations/followers.py has the loop; ledger/current_rows.py has the rules of what is read;
 storage/current_table.py is the table.
 """
 
@@ -21,11 +21,7 @@ from msgspec import Struct, field
 from seriatim.engine.crash_points import crash_point
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import read_head
-from seriatim.ledger.manifests import Manifest
-from seriatim.ledger.model import Ledger
-from seriatim.operations.followers import catch_up, entries_between, mark_of
-from seriatim.ports import CurrentStore, LedgerStore, PublishedVersion
-from seriatim.storage.current_rows import (
+from seriatim.ledger.current_rows import (
     CurrentWriteResult,
     PartitionCatchUp,
     ReplacedPartitions,
@@ -33,6 +29,10 @@ from seriatim.storage.current_rows import (
     must_read_entries,
     plan_catch_ups,
 )
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Ledger
+from seriatim.operations.followers import catch_up, entries_between, mark_of
+from seriatim.ports import CurrentStore, LedgerStore, PublishedVersion
 
 PublishProgress = Callable[[int, int], None]
 """Called with the number of records read so far, and with the number of records to read."""

@@ -3,7 +3,7 @@
 It only warns and never decides. A warning is a fact of the moment, not of the data: every run and
 every look reports it again while it holds, and no ledger entry carries it.
 
-Next: kafka/retention.py has the arithmetic; operations/stream_status.py and operations/watch.py
+Next: engine/retention.py has the arithmetic; operations/stream_status.py and operations/watch.py
 show it.
 """
 
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from seriatim.engine.findings import Finding, format_duration
 from seriatim.engine.offsets import Bounds, Partition
-from seriatim.kafka.retention import (
+from seriatim.engine.retention import (
     HOUR_SECONDS,
     SHORT_RETENTION_HOURS,
     RetainedLog,

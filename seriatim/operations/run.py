@@ -27,7 +27,14 @@ from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import Certificate, Explain, File, SourceFailedError, StateStore
+from seriatim.engine.files import (
+    Certificate,
+    Explain,
+    File,
+    SourceFailedError,
+    StateStore,
+    file_paths,
+)
 from seriatim.engine.findings import Finding, OnPoison, Tier
 from seriatim.engine.holes import HolePassage, loss_mark
 from seriatim.engine.offsets import (
@@ -439,7 +446,7 @@ class FoldRun:
         for change in entry.changes:
             if change.until <= change.frontier:
                 continue
-            committed_paths = {file.path for file in change.files()}
+            committed_paths = set(file_paths(change.files()))
             stem = stem_prefix(change.epoch, change.frontier)
             self.open_stream.records.sweep(change.partition, stem, committed_paths)
         crash_point("swept")

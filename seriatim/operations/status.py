@@ -11,9 +11,9 @@ from typing import Any
 from seriatim.engine.files import StateStore
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Bounds, Partition
+from seriatim.engine.retention import RetainedLog, is_drained
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
-from seriatim.kafka.retention import RetainedLog, is_drained
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.model import (
     Account,

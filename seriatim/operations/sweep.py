@@ -21,16 +21,16 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import File
+from seriatim.engine.files import file_paths
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.entries import CompactEntry
 from seriatim.ledger.model import Account, Ledger
-from seriatim.operations.compaction_rules import COMPACTED_NAME, Intent, OutdatedFiles
+from seriatim.ledger.replaced_files import COMPACTED_NAME, Intent, OutdatedFiles
 from seriatim.ports import LedgerHead, LedgerStore, RecordStore
 
 SLICE_FILE_NAME = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)(?:\.parquet)?")
@@ -73,7 +73,7 @@ class _OrphanSweep:
         # file in the listing has its intent in the later one.
         paths = self.records.paths(partition)
         intents = self.records.intents(partition)
-        settled = self.active_paths | {file.path for file in account.state}
+        settled = self.active_paths.union(file_paths(account.state))
         for intent in intents:
             settled |= intent.inputs
         swept: list[str] = []
@@ -131,14 +131,14 @@ class _OrphanSweep:
         # Positions only rise from entry to entry, so that a binary search finds the entries and
         # reads few manifests.
         sequences = range(self.last_sequence + 1)
-        named = set()
+        named: set[str] = set()
         try:
             arrival = bisect_left(sequences, start, key=position)
             departure = bisect_right(sequences, start, key=position)
             for sequence in sequences[arrival : departure + 1]:
                 for change in self.manifest(sequence).entry.changes:
                     if change.partition == partition:
-                        named |= _paths(change.files())
+                        named.update(file_paths(change.files()))
         except IntegrityError:
             return None
         return named
@@ -167,13 +167,13 @@ class _OrphanSweep:
 
     def _paths_named_by_compactions(self, unclear: set[str], since: int) -> set[str] | None:
         """The unclear files that the entry of a compaction names. None if a manifest is lost."""
-        named = set()
+        named: set[str] = set()
         try:
             for manifest in self.ledger.entries(self.stream, since):
                 if not isinstance(manifest.entry, CompactEntry):
                     continue
                 for change in manifest.entry.changes:
-                    named |= _paths(change.files())
+                    named.update(file_paths(change.files()))
         except IntegrityError:
             return None
         return named & unclear
@@ -184,7 +184,7 @@ class _OrphanSweep:
         """Drop intents whose commit came or cannot come any more, once all inputs that were
         replaced are deleted.
         """
-        replaced = existing_paths - self.active_paths - {file.path for file in account.state}
+        replaced = existing_paths.difference(self.active_paths, file_paths(account.state))
         for intent in intents:
             if intent.is_open(account, self.active_paths, self.last_sequence):
                 continue
@@ -290,8 +290,8 @@ def refuse_swept(
     if oldest_complete is None or sequence >= oldest_complete.sequence:
         return
     if directory == "records":
-        needed = _paths(ledger.files_at(head.stream, sequence))
-        existing = _paths(ledger.files_at(head.stream, oldest_complete.sequence))
+        needed = set(file_paths(ledger.files_at(head.stream, sequence)))
+        existing = set(file_paths(ledger.files_at(head.stream, oldest_complete.sequence)))
     else:
         needed = _state_paths(ledger.ledger_at(head.stream, sequence))
         existing = _state_paths(oldest_complete)
@@ -304,12 +304,8 @@ def refuse_swept(
         )
 
 
-def _paths(files: Iterable[File]) -> set[str]:
-    return {file.path for file in files}
-
-
 def _state_paths(ledger: Ledger) -> set[str]:
-    paths = set()
+    paths: set[str] = set()
     for account in ledger.partitions.values():
-        paths |= _paths(account.state)
+        paths.update(file_paths(account.state))
     return paths

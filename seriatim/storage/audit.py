@@ -36,8 +36,7 @@ from seriatim.operations.prove.chain import AddedFile, Commit, CommitSignature
 from seriatim.operations.prove.rules import FileOutline, FileReading
 from seriatim.ports import UnreadableFileError
 from seriatim.storage.delta_table import COMMIT_METADATA_KEY, first_line
-from seriatim.storage.record_order import RecordOrderScan
-from seriatim.storage.record_rows import LastRecords, read_row_groups, row_images
+from seriatim.storage.record_rows import LastRecords, RecordOrderScan, read_row_groups, row_images
 from seriatim.storage.state_files import StateFile
 from seriatim.storage.store import Store, digest_object, open_store, xxh3_and_sha256
 from seriatim.workers import LocalWorkers, Workers, map_or_raise

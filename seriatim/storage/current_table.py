@@ -6,19 +6,22 @@ Only parts with a changed row are written again. Each commit names the entry tha
 made on exactly the table that was read before. Nothing depends on this table: it is built from the
 record files alone.
 
-Next: operations/publish.py decides what is read; storage/current_rows.py has the rules;
-storage/rows.py reads the records.
+Next: operations/publish.py decides what is read; ledger/current_rows.py has the rules;
+storage/record_rows.py reads the records.
 """
 
 from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 from deltalake import DeltaTable
 from msgspec import Struct
 
@@ -27,14 +30,8 @@ from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import RowKeySpec
 from seriatim.errors import PlatformError, ensure
+from seriatim.ledger.current_rows import CurrentWriteResult, PartitionCatchUp, TopicIdsByPartition
 from seriatim.ports import EntryMark, PublishedVersion
-from seriatim.storage.current_rows import (
-    CurrentWriteResult,
-    HashBucket,
-    PartitionCatchUp,
-    TopicIdsByPartition,
-    covering_buckets,
-)
 from seriatim.storage.delta_table import (
     STORAGE_ERRORS,
     MarkedTable,
@@ -42,7 +39,7 @@ from seriatim.storage.delta_table import (
     storage_errors_as_conflict,
 )
 from seriatim.storage.parquet import ROWS_PER_GROUP, ParquetFileWriter, open_parquet
-from seriatim.storage.rows import RowMerger, session_hashes
+from seriatim.storage.record_rows import RowMerger, distinct_values_and_codes
 from seriatim.storage.store import Store
 
 FORMAT_VERSION = 1
@@ -67,6 +64,39 @@ TABLE_SETTINGS: Mapping[str, str | None] = {
 }
 """delta-rs drops rows under a filter where the statistics of a file lack a column that it expects."""
 MAINTENANCE_OPERATIONS = ("VACUUM START", "VACUUM END")
+
+
+class HashBucket(Struct, frozen=True, order=True):
+    """A part of a partition's rows: the sessions whose hash ends in these bits."""
+
+    depth: int = 0
+    """How many bits are compared; 0: all sessions."""
+    value: int = 0
+
+    def split(self) -> tuple[HashBucket, HashBucket]:
+        """The two halves of the bucket, by one more bit."""
+        upper_value = self.value + (1 << self.depth)
+        return HashBucket(self.depth + 1, self.value), HashBucket(self.depth + 1, upper_value)
+
+    def contains(self, bucket: HashBucket) -> bool:
+        """Whether the other bucket is this one or a part of it."""
+        return bucket.depth >= self.depth and bucket.value % (1 << self.depth) == self.value
+
+
+ALL_SESSIONS = HashBucket()
+
+
+def covering_buckets(
+    buckets: Collection[HashBucket],
+    root: HashBucket = ALL_SESSIONS,
+) -> list[HashBucket]:
+    """Buckets that hold every session exactly once: the given ones, and the largest that fit
+    between them.
+    """
+    if root in buckets or not any(root.contains(bucket) for bucket in buckets):
+        return [root]
+    lower, upper = root.split()
+    return covering_buckets(buckets, lower) + covering_buckets(buckets, upper)
 
 
 class PublishedMark(Struct, frozen=True, kw_only=True, rename={"topic_ids": "lives"}):
@@ -294,6 +324,15 @@ def _keys_by_partition(keys: Iterable[str]) -> KeysByPartition:
         bucket = HashBucket(int(match["depth"]), int(match["value"]))
         keys_by_partition.setdefault(match["partition"], {})[bucket] = key
     return keys_by_partition
+
+
+def session_hashes(sessions: pa.ChunkedArray) -> Any:
+    """The hash of each session, as a number of 32 bits. It is part of file layouts and must never
+    change.
+    """
+    names, codes = distinct_values_and_codes(sessions)
+    hashes = [xxhash.xxh3_64_intdigest(name.encode()) & 0xFFFFFFFF for name in names]
+    return np.array(hashes, np.int64)[codes]
 
 
 def _split_by_part(

@@ -18,17 +18,16 @@ from msgspec.structs import replace
 
 from seriatim.engine.files import File
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.records import ORDER_COLUMNS, RowKeySpec, owner_values
+from seriatim.engine.records import ORDER_COLUMNS, RowKeySpec, SessionTable, owner_values
 from seriatim.engine.session import ReplacedRecords
-from seriatim.storage.current_rows import PartitionCatchUp, SessionTable
+from seriatim.ledger.current_rows import PartitionCatchUp
 from seriatim.storage.parquet import (
     ROWS_PER_GROUP,
     ParquetFileWriter,
     damaged_record_file,
     open_parquet,
 )
-from seriatim.storage.record_rows import row_images
-from seriatim.storage.rows import RowMerger
+from seriatim.storage.record_rows import RowMerger, row_images
 from seriatim.storage.store import Store, digest_object, open_store
 from seriatim.workers import LocalWorkers, Workers, map_or_raise
 

@@ -37,7 +37,7 @@ from seriatim.engine.session import (
     SessionEndRecords,
 )
 from seriatim.engine.table import DECIMAL_TYPE
-from seriatim.operations.compaction_rules import Intent
+from seriatim.ledger.replaced_files import Intent
 from seriatim.storage.parquet import ParquetFileWriter
 from seriatim.storage.store import Store
 

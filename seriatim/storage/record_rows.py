@@ -1,9 +1,13 @@
-"""Rows out of records: the last record of a row says what the row is, or that it is deleted.
+"""Records as Arrow tables: their order, and the rows that they leave.
 
-This is the only place that folds records to rows. It serves the table `current` (rows.py), state
-that is rebuilt from records (join.py), `verify` (audit.py) and `check` (record_scan.py). Records come
-as Arrow tables, in order, a row group at a time: memory holds the rows that changed, not the records.
-No column is added to them, so a machine's columns may have any name.
+The last record of a row says what the row is, or that it is deleted. This is the only place that
+folds records to rows. It serves the table `current` (current_table.py), state that is rebuilt from
+records (join.py), `verify` (audit.py) and `check` (record_scan.py). Records come in order, a row
+group at a time: memory holds the rows that changed, not the records. No column is added to them, so
+a machine's columns may have any name.
+
+Records of one topic id rise by offset, and those of one offset by index. A topic that was created
+again has a new topic id, and its offsets start over at 0.
 
 Next: engine/records.py says which columns name a row, and which records delete it.
 """
@@ -18,8 +22,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from msgspec import Struct
 
-from seriatim.engine.records import RowImage, RowKeySpec
+from seriatim.engine.files import File
+from seriatim.engine.offsets import Partition
+from seriatim.engine.records import LAST_RECORD_COLUMNS, RowImage, RowKeySpec
+from seriatim.errors import DamagedFileError, ensure
+from seriatim.ledger.current_rows import PartitionCatchUp
+from seriatim.storage.delta_table import first_line
 from seriatim.storage.parquet import open_parquet
 from seriatim.storage.store import Store
 
@@ -29,6 +39,82 @@ ROWS_AT_ONCE = 50_000
 """Rows that become Python values at a time."""
 RowNumbers = Any
 """A numpy array of row numbers."""
+INDEX_MAX = np.iinfo(np.int32).max
+
+
+BEFORE_FIRST_RECORD = (-1, INDEX_MAX)
+"""Offset and index before every valid one. A record without an offset counts as offset -1, and is
+out of order.
+"""
+OWNER_COLUMNS = ("topic", "partition")
+READ_ERRORS = (OSError, pa.ArrowException, KeyError)
+"""What reading a damaged file raises."""
+
+
+def encode_column(column: pa.Array | pa.ChunkedArray) -> tuple[pa.Array, Any]:
+    """The distinct values of a column, and for each row the number of its value. Null is a value."""
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    encoded = column.dictionary_encode(null_encoding="encode")
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    return encoded.dictionary, codes.astype(np.int64)
+
+
+def distinct_values_and_codes(column: pa.Array | pa.ChunkedArray) -> tuple[list[Any], Any]:
+    """The same, with the distinct values as Python values."""
+    values, codes = encode_column(column)
+    return values.to_pylist(), codes
+
+
+class BatchOrder(Struct, frozen=True):
+    """What one batch of records is like, seen after the batches before it."""
+
+    disordered_rows: Any
+    """The numbers of the rows that do not come after the row before them, in rising order."""
+    distinct_offsets: int
+    """How many rows have another offset than the row before them."""
+
+
+class RecordOrderScan:
+    """Checks the order of records, batch by batch. It remembers the last record of each topic id."""
+
+    def __init__(self) -> None:
+        self._last_positions: dict[str | None, tuple[int, int]] = {}
+        """By topic id: offset and index."""
+
+    def scan(self, batch: pa.RecordBatch | pa.Table) -> BatchOrder:
+        """Check the next batch. The rows of a batch without an `index` all have index 0."""
+        offsets = _numbers(batch, "offset")
+        indexes = np.zeros(len(offsets), np.int64)
+        if "index" in batch.schema.names:
+            indexes = _numbers(batch, "index")
+        topic_ids, codes = distinct_values_and_codes(batch.column("topic_id"))
+        disordered = []
+        distinct_offsets = 0
+        for code, topic_id in enumerate(topic_ids):
+            # Nearly all batches have one topic id: then these are all rows.
+            rows = np.flatnonzero(codes == code)
+            id_offsets = offsets[rows]
+            id_indexes = indexes[rows]
+            last_offset, last_index = self._last_positions.get(topic_id, BEFORE_FIRST_RECORD)
+            previous_offsets = np.concatenate(([last_offset], id_offsets[:-1]))
+            previous_indexes = np.concatenate(([last_index], id_indexes[:-1]))
+            is_same_offset = id_offsets == previous_offsets
+            is_after = id_offsets > previous_offsets
+            is_after |= is_same_offset & (id_indexes > previous_indexes)
+            disordered.append(rows[~is_after])
+            distinct_offsets += int(np.count_nonzero(~is_same_offset))
+            self._last_positions[topic_id] = (int(id_offsets[-1]), int(id_indexes[-1]))
+        disordered_rows = np.sort(np.concatenate(disordered)) if disordered else np.array([], int)
+        return BatchOrder(disordered_rows, distinct_offsets)
+
+
+def _numbers(batch: pa.RecordBatch | pa.Table, name: str) -> Any:
+    """A column of whole numbers; null becomes -1."""
+    column = pc.fill_null(batch.column(name), -1)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    return column.to_numpy(zero_copy_only=False).astype(np.int64)
 
 
 class RecordGroups:
@@ -65,16 +151,13 @@ def _group_numbers(columns: Sequence[pa.ChunkedArray]) -> tuple[Any, int]:
     numbers = np.zeros(len(columns[0]), np.int64)
     numbers_end = 1
     for column in columns:
-        values = _normalize_zero(column).combine_chunks()
-        encoded = values.dictionary_encode(null_encoding="encode")
-        codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        numbers = numbers * len(encoded.dictionary) + codes
-        numbers_end *= len(encoded.dictionary)
+        values, codes = encode_column(_normalize_zero(column))
+        numbers = numbers * len(values) + codes
+        numbers_end *= len(values)
         if numbers_end > 4 * len(numbers):
             # Numbered anew: the product of many columns would overflow, or need too much memory.
-            encoded = pa.array(numbers).dictionary_encode()
-            numbers = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-            numbers_end = len(encoded.dictionary)
+            values, numbers = encode_column(pa.array(numbers))
+            numbers_end = len(values)
     return numbers, numbers_end
 
 
@@ -225,3 +308,138 @@ def _highest_offset(parquet: pq.ParquetFile, group: int) -> int:
         if statistics is not None and statistics.has_min_max:
             return int(statistics.max)
     return 2**63
+
+
+class RowMerger:
+    """Reads the records of one stream, and merges them with the rows of the table `current`."""
+
+    def __init__(
+        self,
+        store: Store,
+        stream: str,
+        records: pa.Schema,
+        row_key_spec: RowKeySpec,
+    ) -> None:
+        self.store = store
+        self.stream = stream
+        self.row_key_spec = row_key_spec
+        self.row_columns = ("session", *row_key_spec.key)
+        """What names a row of a partition."""
+        all_columns = [*LAST_RECORD_COLUMNS, *row_key_spec.columns]
+        self.schema = pa.schema([records.field(name) for name in all_columns])
+        # Topic and partition are known, and may be names of folders instead of columns.
+        change_columns = [name for name in LAST_RECORD_COLUMNS if name not in OWNER_COLUMNS]
+        change_columns += ["index", *row_key_spec.columns, *row_key_spec.deleted_when]
+        change_fields = [records.field(name) for name in dict.fromkeys(change_columns)]
+        self.change_schema = pa.schema(change_fields)
+
+    def read_changes(self, catch_up: PartitionCatchUp) -> pa.Table:
+        """The last record of each row in these files, also of rows that it deletes."""
+        own_files_only = all(_is_only_of(file, catch_up.partition) for file in catch_up.files)
+        # Our own files come in the order of their offsets, and so do their row groups. Those of
+        # several topic ids, and those of somebody else, are sorted.
+        is_ordered = len(catch_up.topic_ids) == 1 and own_files_only
+        last_records = LastRecords(self.row_columns, () if is_ordered else catch_up.topic_ids)
+        last_records.add(self.change_schema.empty_table())
+        for file in catch_up.files:
+            is_own_file = _is_only_of(file, catch_up.partition)
+            for records in self._read_file(file, catch_up, is_own_file=is_own_file):
+                last_records.add(records, in_order=is_own_file)
+        changes = last_records.finish()
+        return self.change_schema.empty_table() if changes is None else changes
+
+    def merge(
+        self,
+        previous_rows: pa.Table | None,
+        changes: pa.Table,
+        partition: Partition,
+    ) -> pa.Table:
+        """The previous rows with the changes applied, sorted by session and key as in the table."""
+        rows = self._rows_of_changes(changes, partition)
+        is_gone = deleted_mask(changes, self.row_key_spec)
+        if previous_rows is not None:
+            previous = previous_rows.select(self.schema.names).cast(self.schema)
+            rows = pa.concat_tables([previous, rows])
+            is_gone = np.concatenate([np.zeros(previous.num_rows, bool), is_gone])
+        last = RecordGroups(rows, self.row_columns).last_rows()
+        remaining = rows.take(pa.array(last[~is_gone[last]]))
+        return remaining.sort_by([(name, "ascending") for name in self.row_columns])
+
+    def _rows_of_changes(self, changes: pa.Table, partition: Partition) -> pa.Table:
+        """Changes with the columns of the table: topic and partition added."""
+        count = changes.num_rows
+        added = {
+            "topic": pa.repeat(partition.topic, count),
+            "partition": pa.repeat(pa.scalar(partition.number, pa.int32()), count),
+        }
+        columns = dict(added)
+        for name in self.schema.names:
+            if name not in added:
+                columns[name] = changes.column(name)
+        return pa.Table.from_arrays(
+            [columns[name] for name in self.schema.names], schema=self.schema
+        )
+
+    def _read_file(
+        self, file: File, catch_up: PartitionCatchUp, *, is_own_file: bool
+    ) -> Iterator[pa.Table]:
+        """The records of a file that are asked for, row group by row group."""
+        columns = list(self.change_schema.names)
+        if not is_own_file:
+            columns += OWNER_COLUMNS
+        first_offset = catch_up.first_new_offset
+        try:
+            for table in read_row_groups(self.store, file.path, columns, first_offset):
+                mask = self._asked_for_mask(table, catch_up, file, is_own_file=is_own_file)
+                yield table.filter(mask).select(self.change_schema.names).cast(self.change_schema)
+        except READ_ERRORS as error:
+            raise _unreadable_error(self.stream, file, error) from error
+
+    def _asked_for_mask(
+        self,
+        table: pa.Table,
+        catch_up: PartitionCatchUp,
+        file: File,
+        *,
+        is_own_file: bool,
+    ) -> pa.ChunkedArray:
+        """Which records of a row group are of the partition, and new."""
+        mask = pc.is_in(table.column("topic_id"), pa.array(catch_up.topic_ids))
+        if catch_up.is_full_rebuild:
+            if is_own_file:
+                ensure(
+                    pc.all(mask).as_py(),
+                    "every topic id of a partition is in the ledger",
+                    file=file.path,
+                    topic_ids=list(catch_up.topic_ids),
+                )
+        else:
+            is_new = pc.greater_equal(table.column("offset"), catch_up.first_new_offset)
+            mask = pc.and_(mask, is_new)
+        if not is_own_file:
+            partition = catch_up.partition
+            mask = pc.and_(mask, pc.equal(table.column("topic"), partition.topic))
+            mask = pc.and_(mask, pc.equal(table.column("partition"), partition.number))
+        return mask
+
+
+def _is_only_of(file: File, partition: Partition) -> bool:
+    """Whether a file has records of this partition alone, as all our own files do."""
+    return file.path.startswith(f"records/{partition}/")
+
+
+def _unreadable_error(stream: str, file: File, error: Exception) -> DamagedFileError:
+    if isinstance(error, FileNotFoundError):
+        problem = "is missing"
+        cause = ""
+    else:
+        problem = "cannot be read"
+        cause = first_line(error)[:300]
+    return DamagedFileError(
+        f"{file.path} {problem}",
+        path=file.path,
+        cause=cause,
+        next=f"`seriatim verify {stream}` says what is damaged."
+        " The files of an old entry may be deleted by now:\n"
+        "then publish a later one",
+    )

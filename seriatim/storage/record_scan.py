@@ -21,12 +21,13 @@ from seriatim.engine.records import POSITION_COLUMNS, RowImage, RowKeySpec
 from seriatim.operations.prove.evidence import EvidenceRequest, PartitionEvidence, in_bucket
 from seriatim.ports import UnreadableFileError
 from seriatim.storage.delta_table import first_line
-from seriatim.storage.record_order import RecordOrderScan, distinct_values_and_codes
 from seriatim.storage.record_rows import (
     RecordGroups,
+    RecordOrderScan,
     RowNumbers,
     boolean_array,
     deleted_mask,
+    distinct_values_and_codes,
     images_of_rows,
     read_row_groups,
     row_images,

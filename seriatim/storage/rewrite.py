@@ -22,7 +22,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.errors import ensure, raise_broken_promise
 from seriatim.storage.delta_table import first_line
 from seriatim.storage.parquet import ParquetFileWriter, damaged_record_file, open_parquet
-from seriatim.storage.record_order import RecordOrderScan
+from seriatim.storage.record_rows import RecordOrderScan
 from seriatim.storage.store import Store, digest_object
 
 

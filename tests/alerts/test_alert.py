@@ -14,8 +14,8 @@ from seriatim.alerts.incidents import REPAIR, REPAIR_DAG, AlertState, Note
 from seriatim.alerts.mail import MailContext
 from seriatim.alerts.outbox import CLAIM_SECONDS, StoreOutbox
 from seriatim.engine import crash_points
+from seriatim.engine.retention import RetentionRules
 from seriatim.errors import PlatformError
-from seriatim.kafka.retention import RetentionRules
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import ENTRY_TYPES
 from seriatim.ledger.model import Change

@@ -9,7 +9,7 @@ import pytest
 
 from seriatim import cli, clock, context
 from seriatim.engine.offsets import Partition
-from seriatim.kafka.retention import RetentionRules
+from seriatim.engine.retention import RetentionRules
 from seriatim.memory.mail import MemoryNotifier
 from seriatim.operations.watch import WatchResult
 from seriatim.stream_files import StreamFile

@@ -13,8 +13,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from seriatim.engine.offsets import Partition
+from seriatim.engine.retention import RetentionRules
 from seriatim.kafka.log import KafkaLog
-from seriatim.kafka.retention import RetentionRules
 from seriatim.memory import MemoryKafka
 
 WAIT_SECONDS = 180

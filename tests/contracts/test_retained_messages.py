@@ -9,9 +9,9 @@ import re
 import pytest
 
 from seriatim.engine.offsets import Bounds, Partition
+from seriatim.engine.retention import RetainedLog, RetentionRules
 from seriatim.errors import PlatformError
 from seriatim.kafka.log import KafkaLog, _largest_replicas
-from seriatim.kafka.retention import RetainedLog, RetentionRules
 from tests.contracts.brokers import NOW_MS, Broker
 
 

@@ -15,8 +15,8 @@ from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import FoldOutput
 from seriatim.errors import BrokenPromiseError, DamagedFileError, IntegrityError
+from seriatim.ledger.replaced_files import Intent
 from seriatim.memory import MemoryFiles
-from seriatim.operations.compaction_rules import Intent
 from seriatim.storage.record_files import ParquetRecords
 from seriatim.storage.rewrite import ParquetRewriter
 from seriatim.storage.store import LocalStore, digest_object

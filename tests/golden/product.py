@@ -28,8 +28,8 @@ from seriatim import cli, config, context
 from seriatim import clock as clock_module
 from seriatim.embedded import doctor
 from seriatim.engine.offsets import Partition
+from seriatim.engine.retention import RetentionRules
 from seriatim.kafka import consumer as consumer_module
-from seriatim.kafka.retention import RetentionRules
 from seriatim.testing import MemoryBatches, MemoryClock, MemoryKafka, MemoryReader
 from tests.golden.messages import Batch
 

@@ -16,8 +16,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from seriatim.embedded import broker as embedded
 from seriatim.engine.offsets import Partition
+from seriatim.engine.retention import TimeLeft, times_left
 from seriatim.kafka.log import KafkaLog
-from seriatim.kafka.retention import TimeLeft, times_left
 from tests.integration.lab import silent
 
 WHOLE_SECONDS = 14

@@ -11,13 +11,15 @@ from seriatim.engine.offsets import Partition
 from seriatim.ledger.entries import CompactEntry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change, Ledger
-from seriatim.operations.compaction_rules import (
+from seriatim.ledger.replaced_files import (
     COMPACTED_NAME,
-    RECORD_FILES_MERGE_MIN,
     Intent,
     OutdatedFiles,
-    TopicRecordFile,
     compacted_file_stem,
+)
+from seriatim.operations.compact import (
+    RECORD_FILES_MERGE_MIN,
+    TopicRecordFile,
     group_small_files,
     is_small,
     is_worth_merging_state,

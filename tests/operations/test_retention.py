@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from seriatim.engine.findings import Finding
 from seriatim.engine.offsets import Partition
+from seriatim.engine.retention import RetentionRules
 from seriatim.engine.task import PartitionWork
-from seriatim.kafka.retention import RetentionRules
 from seriatim.ledger.model import Ledger
 from seriatim.operations.retention import (
     PartitionClock,

@@ -9,8 +9,8 @@ import pytest
 from seriatim.engine.crash_points import CRASH_POINTS
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.model import Account
+from seriatim.ledger.replaced_files import Intent
 from seriatim.memory.files import MemoryFile
-from seriatim.operations.compaction_rules import Intent
 from seriatim.operations.sweep import sweep_dead
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0, create_filled_stream, send

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from seriatim.kafka.retention import RetentionRules
+from seriatim.engine.retention import RetentionRules
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import HoldEntry
 from seriatim.ledger.model import Change

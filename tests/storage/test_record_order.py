@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from seriatim.storage.record_order import RecordOrderScan
+from seriatim.storage.record_rows import RecordOrderScan
 
 Position = tuple[str | None, int | None, int]
 """Topic id, offset and index of a record."""

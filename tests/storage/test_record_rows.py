@@ -16,15 +16,14 @@ import pytest
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import RowKeySpec
+from seriatim.ledger.current_rows import PartitionCatchUp
 from seriatim.operations.prove.evidence import EvidenceRequest, RowFold
 from seriatim.storage import record_rows
 from seriatim.storage.audit import FileAudit
-from seriatim.storage.current_rows import PartitionCatchUp
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_files import record_schema
-from seriatim.storage.record_rows import RecordGroups, deleted_mask
+from seriatim.storage.record_rows import RecordGroups, RowMerger, deleted_mask
 from seriatim.storage.record_scan import RecordScan
-from seriatim.storage.rows import RowMerger
 from seriatim.storage.store import LocalStore, digest_object
 
 PARTITION = Partition("in-a", 0)

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import RowKeySpec
-from seriatim.storage.current_rows import PartitionCatchUp
+from seriatim.ledger.current_rows import PartitionCatchUp
 from seriatim.storage.record_files import record_schema
-from seriatim.storage.rows import RowMerger
+from seriatim.storage.record_rows import RowMerger
 from seriatim.storage.store import LocalStore
 
 PARTITION = Partition("in-a", 0)

@@ -16,7 +16,7 @@ from fastapi import FastAPI, HTTPException
 from msgspec.structs import replace
 
 from seriatim.engine.offsets import Partition
-from seriatim.kafka.retention import RetentionRules
+from seriatim.engine.retention import RetentionRules
 from seriatim.memory import MemoryClock
 from seriatim.operations.stream_status import SavedStatus
 from seriatim.operations.watch import assess_watch_input, read_watch_input

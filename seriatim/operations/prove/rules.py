@@ -22,7 +22,7 @@ from seriatim.engine.files import File
 from seriatim.engine.records import RowKeySpec, table_directory, table_of_path
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Change, Ledger
-from seriatim.operations.compaction_rules import COMPACTED_NAME
+from seriatim.ledger.replaced_files import COMPACTED_NAME
 from seriatim.operations.prove.chain import Commit, CommitSignature
 from seriatim.operations.prove.difference import (
     REPAIR_ADVICE,

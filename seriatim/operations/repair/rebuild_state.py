@@ -29,6 +29,7 @@ from msgspec.structs import replace
 from seriatim.engine.files import File
 from seriatim.engine.findings import GapMark
 from seriatim.engine.offsets import Partition
+from seriatim.engine.records import SessionTable
 from seriatim.engine.rules import is_in_doubt, tier_doubts_after_loss
 from seriatim.engine.session import Session
 from seriatim.engine.task import stem_prefix
@@ -36,7 +37,6 @@ from seriatim.ledger.gaps import Gap
 from seriatim.ledger.model import Account, Change
 from seriatim.operations.repair.forward import CLOSED_BY_FORWARD
 from seriatim.ports import OpenStream
-from seriatim.storage.current_rows import SessionTable
 
 
 class StateRebuild(Struct, frozen=True):

@@ -7,14 +7,9 @@ from random import Random
 import pytest
 
 from seriatim.engine.files import File
+from seriatim.ledger.current_rows import PartitionCatchUp, must_read_entries, plan_catch_ups
 from seriatim.ledger.model import Account, Ledger
-from seriatim.storage.current_rows import (
-    HashBucket,
-    PartitionCatchUp,
-    covering_buckets,
-    must_read_entries,
-    plan_catch_ups,
-)
+from seriatim.storage.current_table import HashBucket, covering_buckets
 
 
 def ledger(**frontiers: int) -> Ledger:

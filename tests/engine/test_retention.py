@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seriatim.engine.findings import format_duration
-from seriatim.kafka.retention import (
+from seriatim.engine.retention import (
     MESSAGE_OVERHEAD_BYTES,
     RetainedLog,
     RetentionRules,

@@ -14,7 +14,6 @@ table.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from msgspec import Struct
 
@@ -25,20 +24,6 @@ from seriatim.ledger.model import Ledger
 
 TopicIdsByPartition = dict[str, tuple[str, ...]]
 """The topic ids of each partition that had several, oldest first."""
-
-
-class SessionTable(Struct, frozen=True):
-    """The table of one session, as its records leave it."""
-
-    session: str
-    rows: list[tuple[Any, ...]]
-    """The rows that are not deleted."""
-    offset: int
-    """The offset of the session's last record."""
-    timestamp: int
-    """The timestamp of the session's last record."""
-    sequence: int | None
-    """The sequence of the session's last record."""
 
 
 class PartitionCatchUp(Struct, frozen=True, kw_only=True):
@@ -188,36 +173,3 @@ class CurrentWriteResult(Struct, frozen=True):
     written_files: int = 0
     removed_files: int = 0
     """Files that were replaced."""
-
-
-class HashBucket(Struct, frozen=True, order=True):
-    """A part of a partition's rows: the sessions whose hash ends in these bits."""
-
-    depth: int = 0
-    """How many bits are compared; 0: all sessions."""
-    value: int = 0
-
-    def split(self) -> tuple[HashBucket, HashBucket]:
-        """The two halves of the bucket, by one more bit."""
-        upper_value = self.value + (1 << self.depth)
-        return HashBucket(self.depth + 1, self.value), HashBucket(self.depth + 1, upper_value)
-
-    def contains(self, bucket: HashBucket) -> bool:
-        """Whether the other bucket is this one or a part of it."""
-        return bucket.depth >= self.depth and bucket.value % (1 << self.depth) == self.value
-
-
-ALL_SESSIONS = HashBucket()
-
-
-def covering_buckets(
-    buckets: Collection[HashBucket],
-    root: HashBucket = ALL_SESSIONS,
-) -> list[HashBucket]:
-    """Buckets that hold every session exactly once: the given ones, and the largest that fit
-    between them.
-    """
-    if root in buckets or not any(root.contains(bucket) for bucket in buckets):
-        return [root]
-    lower, upper = root.split()
-    return covering_buckets(buckets, lower) + covering_buckets(buckets, upper)
