@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from seriatim.engine.machine import Runner
     from seriatim.engine.offsets import Bounds, OffsetRange, Ranges
     from seriatim.engine.task import PartitionWork, TaskContext
-    from seriatim.kafka.consumer import KafkaPastMessageReader
     from seriatim.kafka.log import KafkaLog
+    from seriatim.kafka.past_messages import KafkaPastMessageReader
     from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
     from seriatim.kafka.spark_reader import SparkReader, TaskReader
     from seriatim.ledger.delta_store import DeltaLedger
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
     from seriatim.storage.current_table import DeltaCurrent
     from seriatim.storage.derived_tables import DeltaDerived
     from seriatim.storage.join import ParquetJoiner
-    from seriatim.storage.record_files import ParquetRecords
-    from seriatim.storage.rewrite import ParquetRewriter
+    from seriatim.storage.record_files import ParquetRecords, ParquetRewriter
     from seriatim.storage.state_files import ParquetState
+    from seriatim.storage.store import Store
     from seriatim.stream import Stream
 
 
@@ -109,7 +109,6 @@ class SparkFoldTask(Struct):
         from seriatim.engine.task import run_task
         from seriatim.operations.inspect.run_traces import ShadowTrace
         from seriatim.storage import traces
-        from seriatim.storage.store import open_store
 
         shadow = ShadowTrace(
             self.file.stream,
@@ -119,7 +118,7 @@ class SparkFoldTask(Struct):
             self.traced_sessions,
         )
         content = run_task(work, shadow.pass_through(batches), context)
-        store = open_store(self.file.stream.output.path)
+        store = output_store(self.file)
         stem = f"{work.epoch}-{work.start}"
         shadow.write_counting_rows(
             content, lambda rows: traces.write_trace_rows(store, work.partition, stem, rows)
@@ -134,13 +133,9 @@ def task_context(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> 
     from seriatim.engine.task import TaskContext
     from seriatim.fast.choose import choose_machine
     from seriatim.storage.arrow import ArrowDigests
-    from seriatim.storage.record_files import ParquetRecords
-    from seriatim.storage.state_files import ParquetState
-    from seriatim.storage.store import open_store
 
     stream = file.stream
     runner, fold = choose_machine(stream, lambda: stream_files.load_runner(file), messages)
-    store = open_store(stream.output.path)
     return TaskContext(
         runner=runner,
         make_fold=fold,
@@ -148,15 +143,8 @@ def task_context(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> 
         on_poison=stream.on_poison,
         limits=stream.limits,
         has_session_field=stream.session_field is not None,
-        records=ParquetRecords(
-            store,
-            runner.columns,
-            stream.output.compression,
-            stream.output.partition_by,
-            values_are_checked=not runner.may_half_change,
-            other_tables=runner.other_columns,
-        ),
-        state=ParquetState(store, stream.name, stream.output.compression),
+        records=record_files(file, runner, values_are_checked=not runner.may_half_change),
+        state=state(file),
         explain=hole_explainer(file, kafka),
         digests=ArrowDigests,
         peak_memory_bytes=peak_memory_bytes,
@@ -323,7 +311,7 @@ class ConnectedStream:
     @cached_property
     def past_reader(self) -> KafkaPastMessageReader:
         """Reads messages of the past again, without Spark."""
-        from seriatim.kafka.consumer import KafkaPastMessageReader
+        from seriatim.kafka.past_messages import KafkaPastMessageReader
 
         return KafkaPastMessageReader(self.kafka_client, self.stream.isolation)
 
@@ -340,19 +328,7 @@ class ConnectedStream:
     @cached_property
     def records(self) -> ParquetRecords:
         """The stream's record files."""
-        from seriatim.storage.record_files import ParquetRecords
-        from seriatim.storage.store import open_store
-
-        if not self.writes_records:
-            return record_files(self.file)
-        output = self.stream.output
-        return ParquetRecords(
-            open_store(output.path),
-            self.runner.columns,
-            output.compression,
-            output.partition_by,
-            other_tables=self.runner.other_columns,
-        )
+        return record_files(self.file, self.runner if self.writes_records else None)
 
     @cached_property
     def state(self) -> ParquetState:
@@ -366,16 +342,18 @@ class ConnectedStream:
     @cached_property
     def joiner(self) -> ParquetJoiner:
         """The stream's committed files, for checks and joins."""
-        return joiner(self.file)
+        from seriatim.storage.join import ParquetJoiner
+
+        stream = self.stream
+        return ParquetJoiner(output_store(self.file), stream.name, stream.output.compression)
 
     @cached_property
     def rewriter(self) -> ParquetRewriter:
         """Makes record files of other record files."""
-        from seriatim.storage.rewrite import ParquetRewriter
-        from seriatim.storage.store import open_store
+        from seriatim.storage.record_files import ParquetRewriter
 
-        output = self.stream.output
-        return ParquetRewriter(open_store(output.path), self.stream.name, output.compression)
+        stream = self.stream
+        return ParquetRewriter(output_store(self.file), stream.name, stream.output.compression)
 
     @cached_property
     def derived(self) -> DeltaDerived:
@@ -390,7 +368,10 @@ class ConnectedStream:
     @cached_property
     def snapshot_requester(self) -> KafkaSnapshotRequester | None:
         """Asks producers for snapshots; None if the stream file names no topic for it."""
-        return snapshot_requester(self.file, self.settings)
+        from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
+
+        topic = self.stream.snapshot_requests
+        return KafkaSnapshotRequester(self.kafka_client, topic) if topic else None
 
     @cached_property
     def clock(self) -> Clock:
@@ -413,18 +394,6 @@ def open_for_fold(file: StreamFile, settings: Settings, print_line: PrintLine) -
     return open_stream
 
 
-def snapshot_requester(file: StreamFile, settings: Settings) -> KafkaSnapshotRequester | None:
-    """Asks the stream's producers for snapshots; None if the stream file names no topic for it."""
-    from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
-    from seriatim.storage.store import open_store
-
-    topic = file.stream.snapshot_requests
-    if not topic:
-        return None
-    store = open_store(file.stream.output.path)
-    return KafkaSnapshotRequester(kafka_client(settings), topic, store)
-
-
 def new_attempt() -> str:
     """A unique name for one attempt."""
     return uuid.uuid4().hex[:12]
@@ -441,43 +410,45 @@ def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:
     """The stream's ledger. `with_schema` is needed for writing, and loads the machine."""
     from seriatim.ledger.delta_store import DeltaLedger
     from seriatim.storage.record_files import record_schema
-    from seriatim.storage.store import open_store
 
-    stream = file.stream
     schema = None
     if with_schema:
         schema = record_schema(stream_files.load_runner(file).columns)
-    return DeltaLedger(open_store(stream.output.path), schema, stream.output.partition_by)
+    return DeltaLedger(output_store(file), schema, file.stream.output.partition_by)
 
 
-def record_files(file: StreamFile) -> ParquetRecords:
-    """The stream's record files, for listing and sweeping. Nothing can be written, since the
-    machine's columns are not loaded.
-    """
-    from seriatim.storage.record_files import ParquetRecords
+def output_store(file: StreamFile) -> Store:
+    """The store with all objects of the stream's output."""
     from seriatim.storage.store import open_store
+
+    return open_store(file.stream.output.path)
+
+
+def record_files(
+    file: StreamFile, runner: Runner | None = None, *, values_are_checked: bool = False
+) -> ParquetRecords:
+    """The stream's record files. Without the machine they can be listed and swept, not written."""
+    from seriatim.storage.record_files import ParquetRecords
 
     output = file.stream.output
-    return ParquetRecords(open_store(output.path), {}, output.compression, ())
-
-
-def joiner(file: StreamFile) -> ParquetJoiner:
-    """The stream's committed files, for checks and joins."""
-    from seriatim.storage.join import ParquetJoiner
-    from seriatim.storage.store import open_store
-
-    stream = file.stream
-    return ParquetJoiner(open_store(stream.output.path), stream.name, stream.output.compression)
+    if runner is None:
+        return ParquetRecords(output_store(file), {}, output.compression, ())
+    return ParquetRecords(
+        output_store(file),
+        runner.columns,
+        output.compression,
+        output.partition_by,
+        values_are_checked=values_are_checked,
+        other_tables=runner.other_columns,
+    )
 
 
 def state(file: StreamFile) -> ParquetState:
     """The stream's state files."""
     from seriatim.storage.state_files import ParquetState
-    from seriatim.storage.store import open_store
 
     stream = file.stream
-    store = open_store(stream.output.path)
-    return ParquetState(store, stream.name, stream.output.compression)
+    return ParquetState(output_store(file), stream.name, stream.output.compression)
 
 
 def outbox(stream: str, settings: Settings) -> StoreOutbox:
@@ -596,13 +567,11 @@ def peak_memory_bytes() -> int:
 
 def derived_tables(file: StreamFile) -> DeltaDerived:
     """The stream's tables gaps and quarantine, and those of further kinds of records."""
-    from seriatim.storage.derived_tables import DeltaDerived
-    from seriatim.storage.further_tables import DeltaOutputs
+    from seriatim.storage.derived_tables import DeltaDerived, DeltaOutputs
     from seriatim.storage.record_files import record_schema
-    from seriatim.storage.store import open_store
 
     output = file.stream.output
-    store = open_store(output.path)
+    store = output_store(file)
     other_columns = stream_files.load_runner(file).other_columns
     schemas = {table: record_schema(columns) for table, columns in other_columns.items()}
     outputs = DeltaOutputs(store, schemas, output.partition_by) if schemas else None
@@ -622,9 +591,8 @@ def table_sequences(file: StreamFile) -> dict[str, Any]:
     """The ledger entry that each table has reached, without loading the machine."""
     from seriatim.storage.audit import FileAudit
     from seriatim.storage.current_table import published_sequence
-    from seriatim.storage.store import open_store
 
-    store = open_store(file.stream.output.path)
+    store = output_store(file)
     other_tables = FileAudit(store).other_tables()
     output_sequences = {table: sequence for table, (sequence, _) in other_tables.items()}
     return {"published": published_sequence(store), "outputs": output_sequences}
@@ -634,7 +602,6 @@ def current_table(file: StreamFile) -> DeltaCurrent:
     """The stream's table `current`. Refuses a machine whose records have no key."""
     from seriatim.storage.current_table import DeltaCurrent
     from seriatim.storage.record_files import record_schema
-    from seriatim.storage.store import open_store
 
     stream = file.stream
     runner = stream_files.load_runner(file)
@@ -645,7 +612,7 @@ def current_table(file: StreamFile) -> DeltaCurrent:
         )
     output = stream.output
     return DeltaCurrent(
-        open_store(output.path),
+        output_store(file),
         stream.name,
         record_schema(runner.columns),
         runner.row_key_spec,

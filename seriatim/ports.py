@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from seriatim.engine.files import Explain, File, SourceFailedError, StateStore, TaskRecords
-from seriatim.engine.findings import Finding
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
@@ -22,11 +21,10 @@ from seriatim.engine.session import ReplacedRecords, Session
 from seriatim.engine.task import PartitionWork
 from seriatim.ledger.current_rows import CurrentWriteResult, PartitionCatchUp, TopicIdsByPartition
 from seriatim.ledger.entries import Entry
-from seriatim.ledger.gaps import Gap, QuarantineFile
-from seriatim.ledger.manifests import MANIFEST_FORMAT, Manifest, ManifestReference
-from seriatim.ledger.model import Ledger
+from seriatim.ledger.gaps import Gap, QuarantineFile, SnapshotRequest
+from seriatim.ledger.manifests import LedgerHead, Manifest, ManifestReference
+from seriatim.ledger.model import EntryMark, Ledger
 from seriatim.ledger.replaced_files import Intent
-from seriatim.ledger.snapshot_needs import SnapshotRequest
 from seriatim.operations.prove.chain import Commit
 from seriatim.operations.prove.rules import FileReading
 from seriatim.stream import Stream
@@ -112,13 +110,10 @@ class UnreadableMessageError(SourceFailedError):
 class RecordStore(TaskRecords, Protocol):
     """Writes, lists and deletes record files. A file is invisible until a commit names it."""
 
-    def sweep(self, partition: Partition, stem_prefix: str, keep: set[str]) -> list[str]:
-        """Delete those files of a partition whose stem has this prefix, except the paths in `keep`; the
-        deleted paths.
-        """
-
     def paths(self, partition: Partition) -> list[str]:
-        """The paths of all files of a partition: records, state and quarantine."""
+        """The paths of all files of a partition: records, state and quarantine. Those that a killed
+        process did not finish are among them.
+        """
 
     def delete(self, paths: Iterable[str]) -> list[str]:
         """Delete files; the deleted paths. A file that is gone already is no error."""
@@ -128,12 +123,6 @@ class RecordStore(TaskRecords, Protocol):
 
     def put_intent(self, intent: Intent) -> None: ...
     def drop_intent(self, intent: Intent) -> None: ...
-    def oldest_complete_entry(self) -> tuple[int, str]:
-        """The oldest ledger entry whose files were not swept, and its SHA-256; -1: nothing was
-        swept.
-        """
-
-    def put_oldest_complete_entry(self, sequence: int, sha256: str) -> None: ...
 
 
 class Rewriter(Protocol):
@@ -209,17 +198,6 @@ class Joiner(Protocol):
         ...
 
 
-class LedgerHead(Struct):
-    """The ledger as it was read, and the token with which the store commits on exactly that version."""
-
-    ledger: Ledger
-    token: Any = None
-    foreign_findings: list[Finding] = []
-    """Commits by other writers since the last entry, if they changed data."""
-    format: int = MANIFEST_FORMAT
-    """The format of the last entry's manifest."""
-
-
 class CommitConflictError(Exception):  # not a SeriatimError: the commit rule decides
     """The compare-and-set was not confirmed. It may have succeeded all the same."""
 
@@ -268,12 +246,14 @@ class LedgerStore(Protocol):
     def differing_files(self) -> list[str]:
         """The files that differed in the last verify."""
 
-    def reported_sequence(self) -> int:
-        """The last entry whose findings were reported to a person; -1: none yet."""
+    def note(self, key: str) -> EntryMark:
+        """The entry that a note names (`REPORTED_NOTE` and others in ledger/manifests.py); sequence -1
+        if there is no note, or none that can be read.
+        """
 
-    def put_reported_sequence(self, sequence: int) -> None: ...
-    def witness(self) -> tuple[int, str] | None: ...
-    def put_witness(self, sequence: int, sha256: str) -> None: ...
+    def put_note(self, key: str, entry: EntryMark) -> None: ...
+    def witness(self) -> EntryMark | None: ...
+    def put_witness(self, entry: EntryMark) -> None: ...
     def archive_witness(self, reason: str) -> str:
         """Move the witness away, with the reason in it, because a person decided to begin anew; its
         new path.
@@ -282,14 +262,6 @@ class LedgerStore(Protocol):
 
 DerivedTableName = Literal["gaps", "quarantine"]
 """Tables that are derived from the ledger alone and can be rebuilt at any time."""
-
-
-class EntryMark(Struct, frozen=True):
-    """What a commit on a table says: the ledger entry that it reaches, by number and hash."""
-
-    sequence: int = -1
-    """-1: none, or none that can be trusted."""
-    sha256: str = ""
 
 
 class AppliedVersion(EntryMark, frozen=True):
@@ -303,7 +275,7 @@ class AppliedVersion(EntryMark, frozen=True):
 class PublishedVersion(AppliedVersion, frozen=True):
     """The same of the table `current`, with what it knows about topics that were created again."""
 
-    topic_ids: TopicIdsByPartition = {}
+    topic_ids: TopicIdsByPartition = field(default_factory=dict)
 
 
 PartitionFiles = Sequence[tuple[Partition, File]]
@@ -428,12 +400,8 @@ class PastMessageReader(Protocol):
 
 
 class SnapshotRequester(Protocol):
-    """Asks producers for snapshots, and stores up to which ledger entry (its sequence and SHA-256)
-    they were asked.
-    """
+    """Asks producers for snapshots."""
 
-    def last_requested_entry(self) -> tuple[int, str]: ...
-    def put_last_requested_entry(self, sequence: int, sha256: str) -> None: ...
     def send(self, requests: Sequence[SnapshotRequest]) -> None:
         """Send all requests, and wait until they arrived; else raise `PlatformError`."""
 

@@ -122,7 +122,7 @@ RULES = {
         "config embedded errors kafka.client stream_files", "confluent_kafka msgspec psutil"
     ),
     "seriatim/demo": Rule(
-        "config context demo embedded errors kafka.client ledger.snapshot_needs web.render",
+        "config context demo embedded errors kafka.client ledger.gaps web.render",
         "aiosmtpd confluent_kafka msgspec",
     ),
     "seriatim/fast": Rule(
@@ -139,7 +139,6 @@ EDGES = ("ledger.delta_store",)
 """Modules with libraries in a package that is pure otherwise. A rule must name them by themselves."""
 
 EXCEPTIONS: dict[str, set[str]] = {
-    "seriatim/kafka/snapshot_requests.py": {"seriatim.storage.store"},
     "seriatim/ports.py": {
         "seriatim.operations.prove.chain",
         "seriatim.operations.prove.rules",
@@ -349,7 +348,7 @@ FILE_SYSTEM_USERS = {
     "seriatim/web/read.py": "stream files",
     "seriatim/operations/prove/suite_files.py": "suites of the user, beside stream files",
     "seriatim/kafka/client.py": "a file of client settings",
-    "seriatim/kafka/raw_capture.py": "raw captures of the user",
+    "seriatim/kafka/past_messages.py": "raw captures of the user",
     "seriatim/kafka/spark_reader.py": "temporary folders of Spark, JARs",
     "seriatim/spark_settings.py": "files of Spark",
     "seriatim/fast/ready.py": "compiled code in the home",

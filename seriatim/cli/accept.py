@@ -1,6 +1,6 @@
 """`seriatim accept` and `seriatim retire`: decisions of a person. The ledger keeps the reasons.
 
-Next: operations/accept.py, operations/restore.py and operations/retire.py do the work.
+Next: operations/accept.py does the work.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from seriatim.cli.run import Json, StreamName
 from seriatim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from seriatim.operations.accept import TopicDecision
+    from seriatim.operations.accept import RestoreDecision, RetireDecision, TopicDecision
     from seriatim.operations.prove.check import AcceptedFailures
-    from seriatim.operations.restore import RestoreDecision
-    from seriatim.operations.retire import RetireDecision
     from seriatim.stream_files import StreamFile
 
 Because = Annotated[
@@ -108,7 +106,7 @@ def retire(
     """
     from seriatim import context
     from seriatim.clock import WallClock
-    from seriatim.operations.retire import retire_topic
+    from seriatim.operations.accept import retire_topic
 
     file = _load_stream(stream, because, dry_run=dry_run, json=json)
     decision = retire_topic(
@@ -214,7 +212,7 @@ def _print_accepted_check(
 def _accept_restored(file: StreamFile, because: str, *, dry_run: bool, json: bool) -> None:
     from seriatim import context
     from seriatim.clock import WallClock
-    from seriatim.operations.restore import accept_restored_ledger
+    from seriatim.operations.accept import accept_restored_ledger
 
     decision = accept_restored_ledger(
         context.ledger(file, with_schema=True),

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from seriatim.context import ConnectedStream
     from seriatim.engine.machine import Runner
     from seriatim.engine.offsets import Partition
+    from seriatim.ledger.manifests import LedgerHead
     from seriatim.operations.inspect.session_replay import SessionReplay
     from seriatim.operations.inspect.trace_step import TraceStep
-    from seriatim.ports import LedgerHead
     from seriatim.stream_files import StreamFile
 
 

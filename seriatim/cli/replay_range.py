@@ -100,7 +100,7 @@ def replay_into_folder(
 
 def _read_headers(command: LookbackCommand) -> None:
     """Read the headers of messages as well: another machine may use them."""
-    from seriatim.kafka.consumer import KafkaPastMessageReader
+    from seriatim.kafka.past_messages import KafkaPastMessageReader
 
     past_reader: Any = command.open_stream.past_reader
     if isinstance(past_reader, KafkaPastMessageReader):

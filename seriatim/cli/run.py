@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from seriatim.config import Settings
     from seriatim.context import ConnectedStream
     from seriatim.engine.findings import Finding
+    from seriatim.ledger.manifests import LedgerHead
     from seriatim.operations.run import FoldRun, RunOutcome
-    from seriatim.ports import LedgerHead, LedgerStore
+    from seriatim.ports import LedgerStore
     from seriatim.stream_files import StreamFile
 
 StreamName = Annotated[

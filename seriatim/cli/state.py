@@ -142,8 +142,7 @@ def _read_saved_states(
         return session_states(file.stream, runner, ledger, context.state(file), session, topic)
     except IntegrityError:
         # The files of an old entry may have been deleted on purpose. Then this error says so.
-        records = context.record_files(file)
-        refuse_swept(ledger_store, records, head.ledger, ledger.sequence, "state")
+        refuse_swept(ledger_store, head.ledger, ledger.sequence, "state")
         raise
 
 

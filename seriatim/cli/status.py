@@ -130,7 +130,7 @@ def version(
     entry = last_entry if sequence is None else sequence
     delta_version = ledger_store.delta_version(name, entry)
     # The version exists in the table's log, but its files may be deleted: then say so here.
-    refuse_swept(ledger_store, context.record_files(file), head.ledger, entry, "records")
+    refuse_swept(ledger_store, head.ledger, entry, "records")
     if json:
         _print_json({"stream": name, "sequence": entry, "version": delta_version})
     else:

@@ -23,7 +23,7 @@ from seriatim.errors import ConfigError, IntegrityError
 if TYPE_CHECKING:
     from seriatim.config import Settings
     from seriatim.engine.machine import Runner
-    from seriatim.kafka.consumer import KafkaPastMessageReader
+    from seriatim.kafka.past_messages import KafkaPastMessageReader
     from seriatim.operations.prove.folded_rows import StateRowReader
     from seriatim.operations.prove.message_validator import FirstDifference, ValidationFault
     from seriatim.operations.prove.verify import VerifyResult
@@ -151,7 +151,7 @@ def row_reader_or_none(file: StreamFile) -> StateRowReader | None:
 
 def _open_message_reader(file: StreamFile, settings: Settings) -> KafkaPastMessageReader:
     from seriatim import context
-    from seriatim.kafka.consumer import KafkaPastMessageReader
+    from seriatim.kafka.past_messages import KafkaPastMessageReader
 
     return KafkaPastMessageReader(context.kafka_client(settings), file.stream.isolation)
 
@@ -268,7 +268,7 @@ def _open_views(
 ) -> tuple[dict[str, Any], list[Any]]:
     """The sources of messages by view, and the certificates of the output if it is one of them."""
     from seriatim import context
-    from seriatim.kafka.raw_capture import read_capture
+    from seriatim.kafka.past_messages import read_capture
     from seriatim.operations.prove import verify_at
 
     stream = file.stream

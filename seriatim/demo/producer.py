@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from seriatim.demo.generator import DemoMessage
 from seriatim.errors import PlatformError
 from seriatim.kafka.client import create_client
-from seriatim.ledger.snapshot_needs import SnapshotRequest
+from seriatim.ledger.gaps import SnapshotRequest
 
 BROKER_TIMEOUT_SECONDS = 20
 PROGRESS_EVERY_SECONDS = 5

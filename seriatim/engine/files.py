@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from seriatim.engine.holes import ExplainedRange
 from seriatim.engine.messages import MessageBatch
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
 from seriatim.engine.records import MAIN_TABLE
 from seriatim.engine.session import (
     Counts,
@@ -90,6 +90,24 @@ class Certificate(Struct, frozen=True, kw_only=True, rename={"message_time_ms": 
 
 class SourceFailedError(Exception):  # not a SeriatimError: discovery decides what it means
     """Reading failed: lost data, a lost broker or executor. Discovery finds out which."""
+
+
+def ranges_to_log_ends(
+    starts: Mapping[Partition, int], bounds: Mapping[Partition, Bounds]
+) -> Ranges:
+    """The ranges from these starts to the present log ends. Raises `SourceFailedError` if a start is
+    not in its log.
+    """
+    ranges = {}
+    for partition, start in starts.items():
+        log = bounds.get(partition)
+        extent = "gone" if log is None else f"[{log.log_start}, {log.log_end})"
+        if log is None or not log.log_start <= start <= log.log_end:
+            raise SourceFailedError(
+                f"{partition}: offset {start} was to be read, and the log is {extent}"
+            )
+        ranges[partition] = OffsetRange(start, log.log_end)
+    return ranges
 
 
 class FileWriter(Protocol):

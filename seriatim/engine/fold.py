@@ -237,6 +237,8 @@ class Fold:
     def _begin_batch(self, batch: MessageBatch, names: list[str | None]) -> None:
         """Set what belongs to one batch only."""
         self._batch = batch
+        self._output = FoldOutput()
+        """What the batch gives. It belongs to whoever called `fold_batch` afterwards."""
         self._session_names_of_batch = names
         self._sequences: Sequence[int | None] = ()
         self._expired_positions: set[int] = set()
@@ -291,9 +293,10 @@ class Fold:
                 names, messages, batch.timestamps, self.sessions
             )
         # 4. Fold the messages.
-        output = FoldOutput(consumed_messages=len(messages))
+        output = self._output
+        output.consumed_messages = len(messages)
         self._sequences = self.runner.sequences(messages)
-        self._fold_messages(messages, output)
+        self._fold_messages(messages)
         crash_point("mid-fold")
         # 5. Name the records.
         output.name_records(names, self._sequences)
@@ -385,7 +388,7 @@ class Fold:
 
     # The loop over messages.
 
-    def _fold_messages(self, messages: list[Any], output: FoldOutput) -> None:  # noqa: C901, PLR0912  # see below
+    def _fold_messages(self, messages: list[Any]) -> None:  # noqa: C901, PLR0912  # see below
         """Take the messages through the machine, one after the other, until the end or a halt."""
         # This body runs once per message. A function call would cost more than a branch here, so
         # the usual path stays in one piece and uses local names. What is rare has its own method.
@@ -396,18 +399,19 @@ class Fold:
         apply = runner.apply
         is_snapshot_message = runner.is_snapshot
         snapshot_type = runner.snapshot_type
+        output = self._output
         add_position = output.positions.append
         add_row = output.rows.append
         is_slow = self._is_slow_batch()
-        for i in self._positions_to_fold(messages, output):
+        for i in self._positions_to_fold(messages):
             name = names[i]
             sequence = sequences[i]
             message = messages[i]
             session = sessions.get(name)  # type: ignore[arg-type]
-            if is_slow and self._handled_by_window(session, name, sequence, message, i, output):
+            if is_slow and self._handled_by_window(session, name, sequence, message, i):
                 continue
             if session is None or not session.is_active or message.__class__ is Poison:
-                session = self._admit(session, name, message, i, output)
+                session = self._admit(session, name, message, i)
                 if session is None:
                     if self.halt:
                         return
@@ -420,14 +424,14 @@ class Fold:
                 )
                 previous = session.sequence
                 jumps = sequence is not None and previous is not None and sequence != previous + 1
-                if jumps and not self._judge_jump(session, name, sequence, i, output, is_snapshot):
+                if jumps and not self._judge_jump(session, name, sequence, i, is_snapshot):
                     continue
                 if session.is_undoable:
                     records = self._apply_carefully(session, name, message, i)
                 else:
                     records = apply(session.state, message)
             except BaseException as error:  # noqa: BLE001  # the machine's error becomes a finding
-                self._quarantine_refused(session, name, error, i, output)
+                self._quarantine_refused(session, name, error, i)
                 continue
             if is_snapshot:
                 self._begin_at_snapshot(session, name, sequence, i)
@@ -446,7 +450,7 @@ class Fold:
         has_window = self.window is not None
         return has_window or bool(self.undoable) or bool(self._expired_positions)
 
-    def _positions_to_fold(self, messages: list[Any], output: FoldOutput) -> Iterable[int]:
+    def _positions_to_fold(self, messages: list[Any]) -> Iterable[int]:
         """Positions of the messages that the loop must fold, each when it is its turn."""
         names = self._session_names_of_batch
         if self._is_slow_batch():
@@ -454,7 +458,7 @@ class Fold:
         else:
             # The machine folds its usual messages by itself and yields the positions of the rest.
             positions = self.runner.fold_usual(
-                self.sessions, names, self._sequences, messages, output
+                self.sessions, names, self._sequences, messages, self._output
             )
         session_filter = self.session_filter
         if session_filter is None:
@@ -469,7 +473,6 @@ class Fold:
         sequence: int | None,
         message: Any,
         position: int,
-        output: FoldOutput,
     ) -> bool:
         """Whether the window has dealt with the message. Before that, end a session that has
         expired.
@@ -477,7 +480,7 @@ class Fold:
         if session is None or name is None:
             return False
         if position in self._expired_positions:
-            self._end_expired_session(session, name, position, output)
+            self._end_expired_session(session, name, position)
         window = self.window
         if window is None or sequence is None or message.__class__ is Poison:
             return False
@@ -486,7 +489,7 @@ class Fold:
         try:
             is_snapshot = self.runner.is_snapshot(message)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's code may raise anything
-            self._quarantine_raised(session, name, error, position, output)
+            self._quarantine_raised(session, name, error, position)
             return True
         if name in self.moved_sessions:
             may_begin = session.is_active or session.waiting_messages or is_snapshot
@@ -502,7 +505,7 @@ class Fold:
             is_snapshot,
         )
         turn = WindowTurn(name, position, message, sequence, is_snapshot)
-        window.add_message(session, turn, waiting, output)
+        window.add_message(session, turn, waiting)
         has_state = session.state_bytes is not None or session.state is not None
         if session.waiting_messages and not has_state:
             self.sessions_without_state.setdefault(name, waiting.offset)
@@ -514,18 +517,18 @@ class Fold:
 
     # What the window calls (see `WindowFold` in engine/rules.py).
 
-    def apply_turn(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
+    def apply_turn(self, session: Session, turn: WindowTurn) -> None:
         """Apply a message whose turn it is: the one at this position, or one that waited."""
         position = turn.position
         waited = turn.waiting_message
         if turn.message.__class__ is Poison:
             cause = turn.message.cause
             self._quarantine(
-                session, turn.name, "poison", position, output, cause=cause, waiting_message=waited
+                session, turn.name, "poison", position, cause=cause, waiting_message=waited
             )
             return
         if not session.is_active and not self._activate_session(
-            session, turn.name, turn.message, position, output, waited
+            session, turn.name, turn.message, position, waited
         ):
             return
         try:
@@ -534,13 +537,13 @@ class Fold:
             else:
                 records = self.runner.apply(session.state, turn.message)
         except BaseException as error:  # noqa: BLE001  # the machine's error becomes a finding
-            self._quarantine_refused(session, turn.name, error, position, output, waited)
+            self._quarantine_refused(session, turn.name, error, position, waited)
             return
         if turn.is_snapshot:
             self._begin_at_snapshot(session, turn.name, turn.sequence, position, waited)
         session.sequence = turn.sequence
         self._record_contradiction(session, turn.name, position)
-        output.add_records(position, records, waited)
+        self._output.add_records(position, records, waited)
 
     def on_message_dropped(self, kind: str, name: str, offset: int, found: str) -> None:
         """The window drops a message. One that came twice is counted, a late one is reported."""
@@ -564,12 +567,12 @@ class Fold:
         cause = f"expected {expected}, found {found}"
         self.tally.mark_damaged(session, name, "sequence gap", releasing_offset, cause)
 
-    def on_quarantined(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
+    def on_quarantined(self, session: Session, turn: WindowTurn) -> None:
         """A message before this one sent the session into quarantine. A snapshot brings the session
         back; any other message is quarantined, too.
         """
-        if self._activate_session(session, turn.name, turn.message, turn.position, output):
-            self.apply_turn(session, turn, output)
+        if self._activate_session(session, turn.name, turn.message, turn.position):
+            self.apply_turn(session, turn)
 
     def on_headless(self, name: str, waiting_message: WaitingMessage) -> None:
         """A message from before its session began."""
@@ -584,15 +587,14 @@ class Fold:
         name: str | None,
         message: Any,
         position: int,
-        output: FoldOutput,
     ) -> Session | None:
         """The active session of an unusual message; None if the message has no effect. Then it was
         counted or quarantined, or it halted the partition.
         """
         if message.__class__ is Poison or name is None or session is None:
-            self._judge_poison(session, name, message, position, output)
+            self._judge_poison(session, name, message, position)
             return None
-        if not self._activate_session(session, name, message, position, output):
+        if not self._activate_session(session, name, message, position):
             return None
         return session
 
@@ -602,7 +604,6 @@ class Fold:
         name: str,
         message: Any,
         position: int,
-        output: FoldOutput,
         waiting_message: WaitingMessage | None = None,
     ) -> bool:
         """Make a session active if this message allows it. Returns whether it did.
@@ -615,29 +616,29 @@ class Fold:
         try:
             can_begin = not self.runner.has_snapshots or self.runner.is_snapshot(message)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's code may raise anything
-            self._quarantine_raised(session, name, error, position, output, waiting_message)
+            self._quarantine_raised(session, name, error, position, waiting_message)
             return False
         # 1. Quarantine.
         is_snapshot = self.runner.has_snapshots and can_begin
         if session.finding is not None and not is_snapshot:
             cause = f"waits since offset {session.finding_offset}"
-            output.quarantined_messages.append(
+            self._output.quarantined_messages.append(
                 QuarantinedMessage(position, name, session.finding, cause, waiting_message)
             )
             return False
         # 2. A window that is no more.
         if session.waiting_messages and waiting_message is None and self.tier != "window":
-            self._quarantine_waiting_messages(session, name, position, output, can_begin=can_begin)
+            self._quarantine_waiting_messages(session, name, position, can_begin=can_begin)
             if not can_begin:
                 return False
         # 3. No state, or doubt.
-        if self._must_wait_for_snapshot(session, name, position, output, can_begin=can_begin):
+        if self._must_wait_for_snapshot(session, name, position, can_begin=can_begin):
             return False
         # 4. The state.
         try:
             self._load_or_start_state(session, name)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's `upgrade` or `start`
-            self._quarantine_raised(session, name, error, position, output, waiting_message)
+            self._quarantine_raised(session, name, error, position, waiting_message)
             return False
         if session.finding is not None:
             session.finding = None
@@ -650,7 +651,7 @@ class Fold:
         return True
 
     def _quarantine_waiting_messages(
-        self, session: Session, name: str, position: int, output: FoldOutput, *, can_begin: bool
+        self, session: Session, name: str, position: int, *, can_begin: bool
     ) -> None:
         """Quarantine messages that waited when the stream left tier window. The session itself
         follows them, unless it begins anew with this message.
@@ -658,10 +659,10 @@ class Fold:
         count = len(session.waiting_messages)
         cause = f"{count} messages waited in the window when the stream left tier window"
         if not can_begin:
-            self._quarantine(session, name, "sequence gap", position, output, cause=cause)
+            self._quarantine(session, name, "sequence gap", position, cause=cause)
             return
         for waiting in session.waiting_messages:
-            output.quarantined_messages.append(
+            self._output.quarantined_messages.append(
                 QuarantinedMessage(position, name, "sequence gap", cause, waiting)
             )
         session.waiting_messages = []
@@ -669,19 +670,19 @@ class Fold:
         self.tally.report_warning(finding, cause)
 
     def _must_wait_for_snapshot(
-        self, session: Session, name: str, position: int, output: FoldOutput, *, can_begin: bool
+        self, session: Session, name: str, position: int, *, can_begin: bool
     ) -> bool:
         """Whether a session must not go on with this message: it never began, or lost messages may
         have been its own.
         """
         if not session.has_state:
-            return self._cannot_begin_here(session, name, position, output, can_begin=can_begin)
+            return self._cannot_begin_here(session, name, position, can_begin=can_begin)
         if not is_in_doubt(session, self.headless_since):
             return False
         return self._waits_in_doubt(session, name, position, can_begin=can_begin)
 
     def _cannot_begin_here(
-        self, session: Session, name: str, position: int, output: FoldOutput, *, can_begin: bool
+        self, session: Session, name: str, position: int, *, can_begin: bool
     ) -> bool:
         """Whether a session without a state must not begin with this message: the message cannot
         begin a session, or the session belongs to another partition.
@@ -693,7 +694,7 @@ class Fold:
         if home_partition is not None:
             if tier_action("moved session", self.tier) == "halt":
                 cause = f"it lives in {home_partition}"
-                self._quarantine(session, name, "moved session", position, output, cause=cause)
+                self._quarantine(session, name, "moved session", position, cause=cause)
                 return True
             self.tally.count("moved session")
         if not can_begin:
@@ -819,7 +820,6 @@ class Fold:
         name: str | None,
         sequence: int | None,
         position: int,
-        output: FoldOutput,
         is_snapshot: bool,
     ) -> bool:
         """Whether a message whose sequence does not follow is applied all the same.
@@ -836,7 +836,7 @@ class Fold:
         expected = f"sequence {(session.sequence or 0) + 1}"
         found = f"sequence {sequence}"
         if action == "halt":
-            self._quarantine(session, name, kind, position, output, expected=expected, found=found)
+            self._quarantine(session, name, kind, position, expected=expected, found=found)
             return False
         self.tally.count(kind)
         if kind == "sequence gap":
@@ -870,16 +870,14 @@ class Fold:
 
     # The end of a session.
 
-    def _end_expired_session(
-        self, session: Session, name: str, position: int, output: FoldOutput
-    ) -> None:
+    def _end_expired_session(self, session: Session, name: str, position: int) -> None:
         """Let through what waits in the window, then end the session."""
         if self.window is not None:
             turn = WindowTurn(name, position, None, -1, is_snapshot=False)
-            self.window.flush(session, turn, output)
-        self._end_session(session, name, position, output)
+            self.window.flush(session, turn)
+        self._end_session(session, name, position)
 
-    def _end_session(self, session: Session, name: str, position: int, output: FoldOutput) -> None:
+    def _end_session(self, session: Session, name: str, position: int) -> None:
         """End a session that was silent for too long: its output is taken back, and it begins anew
         with a snapshot. A session in quarantine, or without a state, has nothing to take back.
         """
@@ -888,9 +886,9 @@ class Fold:
         try:
             records = self._end_records(session, name)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's code may raise anything
-            self._quarantine_raised(session, name, error, position, output)
+            self._quarantine_raised(session, name, error, position)
             return
-        output.add_records(position, records)
+        self._output.add_records(position, records)
         self.counts.ended += 1
         offset = self._batch.start + position
         self.tally.mark_repaired(session, name, offset, "end")
@@ -919,7 +917,6 @@ class Fold:
         name: str | None,
         error: BaseException,
         position: int,
-        output: FoldOutput,
         waiting_message: WaitingMessage | None = None,
     ) -> None:
         """Quarantine a session because the machine raised at this message.
@@ -935,12 +932,11 @@ class Fold:
                 name,
                 "precondition",
                 position,
-                output,
                 cause=str(error),
                 waiting_message=waiting_message,
             )
             return
-        self._quarantine_raised(session, name, error, position, output, waiting_message)
+        self._quarantine_raised(session, name, error, position, waiting_message)
         if self.runner.may_half_change:
             self.distrust(name, self._batch.start + position)
 
@@ -950,7 +946,6 @@ class Fold:
         name: str,
         error: BaseException,
         position: int,
-        output: FoldOutput,
         waiting_message: WaitingMessage | None = None,
     ) -> None:
         """Quarantine a session because the user's code raised."""
@@ -959,7 +954,6 @@ class Fold:
             name,
             "raised",
             position,
-            output,
             cause=describe_error(error),
             waiting_message=waiting_message,
         )
@@ -1030,7 +1024,6 @@ class Fold:
         name: str | None,
         message: Any,
         position: int,
-        output: FoldOutput,
     ) -> None:
         """Skip, quarantine or halt at a message that cannot be decoded or has no readable key."""
         cause = "no readable key, so its session is unknown"
@@ -1045,9 +1038,9 @@ class Fold:
             # Without a session there is nothing to quarantine, so the partition must halt.
             self.halt = _as_partition_finding(finding)
             self.tally.report(self.halt, always=True)
-            output.consumed_messages = position
+            self._output.consumed_messages = position
         else:
-            self._quarantine(session, name or "", "poison", position, output, cause=cause)
+            self._quarantine(session, name or "", "poison", position, cause=cause)
 
     def _quarantine(
         self,
@@ -1055,7 +1048,6 @@ class Fold:
         name: str,
         kind: str,
         position: int,
-        output: FoldOutput,
         *,
         cause: str = "",
         expected: str = "",
@@ -1068,11 +1060,11 @@ class Fold:
         offset = self._batch.start + position
         reason = cause or f"expected {expected}, found {found}"
         message = QuarantinedMessage(position, name, kind, reason, waiting_message)
-        output.quarantined_messages.append(message)
+        self._output.quarantined_messages.append(message)
         cause_of_waiting = f"waited at offset {offset}"
         for waiting in session.waiting_messages:
             message = QuarantinedMessage(position, name, kind, cause_of_waiting, waiting)
-            output.quarantined_messages.append(message)
+            self._output.quarantined_messages.append(message)
         session.waiting_messages = []
         if session.finding is not None:
             return

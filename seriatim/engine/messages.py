@@ -5,7 +5,7 @@ Next: engine/decoding.py decodes their values; engine/fold.py folds the batches.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
@@ -89,6 +89,18 @@ class MessageBatch:
         """Positions of messages whose timestamp is not between the years 1 and 9999."""
         lowest, highest = TIMESTAMP_RANGE_MS
         return [i for i, time in enumerate(self.timestamps) if not lowest <= time <= highest]
+
+
+def first_unreadable_message(batches: Iterable[MessageBatch]) -> tuple[int, str] | None:
+    """The first message whose timestamp Spark cannot read: its offset, and the reason; None if there
+    is none.
+    """
+    lowest_ms, highest_ms = SPARK_TIMESTAMP_RANGE_MS
+    for batch in batches:
+        for i, timestamp_ms in enumerate(batch.timestamps):
+            if not lowest_ms <= timestamp_ms <= highest_ms:
+                return batch.start + i, f"its timestamp is {timestamp_ms} ms since 1970"
+    return None
 
 
 def session_name_of_key(key: bytes | None) -> str | None:

@@ -20,7 +20,7 @@ from msgspec import Struct
 from seriatim.engine.findings import Tier, tier_action
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch, Poison
-from seriatim.engine.session import Counts, FoldOutput, Session, WaitingMessage
+from seriatim.engine.session import Counts, Session, WaitingMessage
 
 MISSING_RANGES_MAX = 64
 """Ranges of missing sequences that a session remembers. A late message of an older range looks like
@@ -168,13 +168,13 @@ class WindowTurn(Struct, frozen=True):
 class WindowFold(Protocol):
     """What the window calls in the fold."""
 
-    def apply_turn(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None: ...
+    def apply_turn(self, session: Session, turn: WindowTurn) -> None: ...
     def on_message_dropped(self, kind: str, name: str, offset: int, found: str) -> None: ...
     def on_gap_passed(
         self, session: Session, name: str, position: int, offset: int, found: str
     ) -> None: ...
     def on_headless(self, name: str, waiting_message: WaitingMessage) -> None: ...
-    def on_quarantined(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None: ...
+    def on_quarantined(self, session: Session, turn: WindowTurn) -> None: ...
 
 
 class Window:
@@ -192,7 +192,6 @@ class Window:
         session: Session,
         turn: WindowTurn,
         waiting_message: WaitingMessage,
-        output: FoldOutput,
     ) -> None:
         """Take one message of a session that is not in quarantine.
 
@@ -203,9 +202,9 @@ class Window:
         """
         # 1. The time is over.
         while self._is_waiting(session) and self._is_overdue(session, waiting_message.timestamp):
-            self._give_up_missing(session, turn, output)
+            self._give_up_missing(session, turn)
         if session.finding is not None:
-            self.fold.on_quarantined(session, turn, output)
+            self.fold.on_quarantined(session, turn)
             return
         # 2. The message itself.
         previous = session.sequence
@@ -214,29 +213,29 @@ class Window:
             can_begin = turn.is_snapshot or not self.runner.has_snapshots
             if can_begin and sequence in FIRST_SEQUENCES:
                 self._drop_waiting_before(session, turn)
-                self.fold.apply_turn(session, turn, output)
+                self.fold.apply_turn(session, turn)
             else:
                 self._keep_waiting(session, turn, waiting_message)
         elif sequence > previous + 1:
             self._keep_waiting(session, turn, waiting_message)
         elif sequence == previous + 1:
-            self.fold.apply_turn(session, turn, output)
+            self.fold.apply_turn(session, turn)
         elif turn.is_snapshot and not _is_old_snapshot(session, sequence, waiting_message):
             # The producer has begun anew: the messages that wait belong to what was before.
-            self.flush(session, turn, output)
-            self.fold.apply_turn(session, turn, output)
+            self.flush(session, turn)
+            self.fold.apply_turn(session, turn)
         else:
             self._drop_old_message(session, turn, waiting_message)
         # 3. Those whose turn it is.
-        self._apply_waiting_in_turn(session, turn, output)
+        self._apply_waiting_in_turn(session, turn)
         # 4. Too many wait.
         while self._is_waiting(session) and len(session.waiting_messages) > self.size.messages:
-            self._give_up_missing(session, turn, output)
+            self._give_up_missing(session, turn)
 
-    def flush(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
+    def flush(self, session: Session, turn: WindowTurn) -> None:
         """Apply all messages that wait, because the session ends or begins anew."""
         while self._is_waiting(session):
-            self._give_up_missing(session, turn, output)
+            self._give_up_missing(session, turn)
 
     def _is_waiting(self, session: Session) -> bool:
         """Whether messages wait in a session that is not in quarantine."""
@@ -290,9 +289,7 @@ class Window:
                 remaining.append(waiting)
         session.waiting_messages = remaining
 
-    def _apply_waiting_in_turn(
-        self, session: Session, turn: WindowTurn, output: FoldOutput
-    ) -> None:
+    def _apply_waiting_in_turn(self, session: Session, turn: WindowTurn) -> None:
         """Apply all messages that wait and whose turn it is now."""
         while self._is_waiting(session):
             if session.sequence is None:
@@ -300,9 +297,9 @@ class Window:
             first_waiting = session.waiting_messages[0]
             if first_waiting.sequence > session.sequence + 1:
                 return
-            self._apply_first_waiting(session, turn, output)
+            self._apply_first_waiting(session, turn)
 
-    def _give_up_missing(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
+    def _give_up_missing(self, session: Session, turn: WindowTurn) -> None:
         """Go on without the messages that are missing before the first that waits."""
         waiting = session.waiting_messages[0]
         has_begun = session.sequence is not None
@@ -314,14 +311,14 @@ class Window:
             )
             add_missing_sequences(session, sequence)
         if has_begun or can_begin:
-            self._apply_first_waiting(session, turn, output)
+            self._apply_first_waiting(session, turn)
         else:
             session.waiting_messages = session.waiting_messages[1:]
             self._decoded_messages.pop(waiting.offset, None)
             self.fold.on_headless(turn.name, waiting)
-        self._apply_waiting_in_turn(session, turn, output)
+        self._apply_waiting_in_turn(session, turn)
 
-    def _apply_first_waiting(self, session: Session, turn: WindowTurn, output: FoldOutput) -> None:
+    def _apply_first_waiting(self, session: Session, turn: WindowTurn) -> None:
         """Apply the first message that waits."""
         waiting = session.waiting_messages[0]
         session.waiting_messages = session.waiting_messages[1:]
@@ -336,7 +333,7 @@ class Window:
             is_snapshot=waiting.is_snapshot,
             waiting_message=waiting,
         )
-        self.fold.apply_turn(session, waiting_turn, output)
+        self.fold.apply_turn(session, waiting_turn)
 
 
 def _sequence_of(waiting_message: WaitingMessage) -> int:

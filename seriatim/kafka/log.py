@@ -10,6 +10,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from confluent_kafka import (
@@ -23,11 +24,12 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
-from seriatim.engine.messages import SPARK_TIMESTAMP_RANGE_MS
-from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
+from seriatim.engine.messages import first_unreadable_message
+from seriatim.engine.offsets import Bounds, Partition, Ranges
 from seriatim.engine.retention import RetainedLog, RetentionRules
 from seriatim.errors import KafkaSilentError
 from seriatim.kafka.client import create_client, python_settings
+from seriatim.kafka.past_messages import CONSUMER_SETTINGS, KafkaPastMessageReader, assign
 
 T = TypeVar("T")
 TOPIC_GONE_ERRORS = (
@@ -104,70 +106,53 @@ class KafkaLog:
         """The first message of each range whose timestamp Spark cannot read: its offset, and the
         reason. Ranges without one are left out.
         """
-        unreadable: dict[Partition, tuple[int, str]] = {}
-        lowest_ms, highest_ms = SPARK_TIMESTAMP_RANGE_MS
-        consumer = self._create_consumer({**SCAN_SETTINGS, "isolation.level": self._isolation_name})
+        unreadable = {}
+        reader = KafkaPastMessageReader(
+            self._client_settings,
+            self._isolation_name,
+            self.timeout_seconds,
+            end_errors=NO_MESSAGE_ERRORS,
+        )
         try:
             for partition, offset_range in ranges.items():
-                consumer.assign(
-                    [TopicPartition(partition.topic, partition.number, offset_range.start)]
-                )
-                for message in self._scan_range(consumer, partition, offset_range):
-                    timestamp_ms = message.timestamp()[1]
-                    if not lowest_ms <= timestamp_ms <= highest_ms:
-                        reason = f"its timestamp is {timestamp_ms} ms since 1970"
-                        unreadable[partition] = (message.offset() or 0, reason)
-                        break
-        except KafkaException as error:
-            raise self._unreachable_error(error) from None
+                message = first_unreadable_message(reader.read(partition, offset_range))
+                if message is not None:
+                    unreadable[partition] = message
         finally:
-            consumer.close()
+            reader.close()
         return unreadable
 
     def sample_message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
         """The average size of the first messages of a few of these ranges. A range whose messages
         do not arrive in time is left out.
         """
-        sampled_partitions = list(ranges)[:SAMPLE_PARTITIONS]
-        consumer = self._create_consumer({**SCAN_SETTINGS, "isolation.level": self._isolation_name})
-        try:
-            consumer.assign(
-                [
-                    TopicPartition(partition.topic, partition.number, ranges[partition].start)
-                    for partition in sampled_partitions
-                ]
-            )
-            sizes = _sample_sizes(consumer, sampled_partitions)
-        except KafkaException as error:
-            raise self._unreachable_error(error) from None
-        finally:
-            consumer.close()
+        starts = {}
+        for partition in list(ranges)[:SAMPLE_PARTITIONS]:
+            starts[partition] = ranges[partition].start
+        with self._consuming(starts, {"isolation.level": self._isolation_name}) as consumer:
+            sizes = _sample_sizes(consumer, starts)
         averages = {}
         for partition, partition_sizes in sizes.items():
             if partition_sizes:
                 averages[partition] = sum(partition_sizes) // len(partition_sizes) + 1
         return averages
 
-    def _create_consumer(self, settings: Mapping[str, str]) -> Consumer:
-        all_settings = {**self._client_settings, **settings, "logger": _NULL_LOGGER}
-        return create_client(Consumer, all_settings)
-
-    def _scan_range(
-        self, consumer: Consumer, partition: Partition, offset_range: OffsetRange
-    ) -> Iterator[Message]:
-        """The messages of a range, until its end or the end of the log."""
-        last_answer = time.monotonic()
-        while True:
-            for message in consumer.consume(1000, timeout=1):
-                last_answer = time.monotonic()
-                error = message.error()
-                if error is not None and error.code() not in NO_MESSAGE_ERRORS:
-                    raise KafkaException(error)
-                if error is not None or (message.offset() or 0) >= offset_range.end:
-                    return
-                yield message
-            if time.monotonic() - last_answer > self.timeout_seconds:
-                raise self._no_message_error(partition)
+    @contextmanager
+    def _consuming(
+        self, offsets: Mapping[Partition, int], settings: Mapping[str, str]
+    ) -> Iterator[Consumer]:
+        """A consumer that reads from these offsets on."""
+        consumer = create_client(
+            Consumer,
+            {**self._client_settings, **CONSUMER_SETTINGS, **settings, "logger": _NULL_LOGGER},
+        )
+        try:
+            assign(consumer, offsets)
+            yield consumer
+        except KafkaException as error:
+            raise self._unreachable_error(error) from None
+        finally:
+            consumer.close()
 
     def read_retention(
         self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
@@ -261,17 +246,8 @@ class KafkaLog:
         """The timestamp of the first message at or after each offset, by reading it."""
         if not offsets:
             return {}
-        consumer = self._create_consumer(SINGLE_MESSAGE_SETTINGS)
-        try:
-            consumer.assign(
-                [
-                    TopicPartition(partition.topic, partition.number, offset)
-                    for partition, offset in offsets.items()
-                ]
-            )
+        with self._consuming(offsets, SINGLE_MESSAGE_SETTINGS) as consumer:
             timestamps = self._poll_timestamps(consumer, set(offsets))
-        finally:
-            consumer.close()
         return {
             partition: timestamp for partition, timestamp in timestamps.items() if timestamp >= 0
         }
@@ -283,7 +259,7 @@ class KafkaLog:
         timestamps: dict[Partition, int] = {}
         deadline = time.monotonic() + self.timeout_seconds
         while missing := partitions - timestamps.keys():
-            message = self._call_kafka(lambda: consumer.poll(0.5))
+            message = consumer.poll(0.5)
             if message is not None and message.topic() is not None:
                 partition = Partition(message.topic(), message.partition())
                 timestamps.setdefault(partition, self._timestamp_of(message))
@@ -467,21 +443,5 @@ class _NullLogger:
 
 
 _NULL_LOGGER = _NullLogger()
-SCAN_SETTINGS = {
-    # The library needs a group name. No group is joined, and nothing is committed.
-    "group.id": "seriatim-scan",
-    "enable.auto.commit": "false",
-    "enable.partition.eof": "true",
-    "auto.offset.reset": "error",
-    "log_level": "0",
-}
-SINGLE_MESSAGE_SETTINGS = {
-    "group.id": "seriatim-clock",
-    "enable.auto.commit": "false",
-    "enable.partition.eof": "true",
-    "auto.offset.reset": "error",
-    "fetch.message.max.bytes": "65536",
-    "queued.min.messages": "1",
-    "log_level": "0",
-}
+SINGLE_MESSAGE_SETTINGS = {"fetch.message.max.bytes": "65536", "queued.min.messages": "1"}
 """Settings of a consumer that reads one message of each partition and then stops."""

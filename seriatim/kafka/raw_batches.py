@@ -42,7 +42,6 @@ from seriatim.kafka.wire import (
     PartitionLeader,
     RawBatch,
     open_connections,
-    parse_raw_batches,
     raise_for_code,
 )
 
@@ -150,19 +149,14 @@ class _PartitionLogReader:
         bytes_read = 0
         batches: list[KafkaRecordBatch] = []
         while offset < stable_end and (offset < hole.end or bytes_read < ahead_bytes):
-            answer = self.leader.fetch(offset, FETCH_BYTES)
-            content = answer.records or b""
-            fetched: list[KafkaRecordBatch] = []
-            for raw in parse_raw_batches(memoryview(content)):
-                fetched += _batches_from_raw(raw)
-            aborted_transactions = [
-                (transaction.producer_id, transaction.first_offset)
-                for transaction in answer.aborted_transactions or ()
-            ]
-            batches += mark_aborted_batches(fetched, aborted_transactions)
-            bytes_read += len(content)
+            fetched = self.leader.fetch(offset, FETCH_BYTES)
+            headers: list[KafkaRecordBatch] = []
+            for raw in fetched.raw_batches:
+                headers += _batches_from_raw(raw)
+            batches += mark_aborted_batches(headers, fetched.aborted_transactions)
+            bytes_read += fetched.size_bytes
             # An empty answer before the stable end: the rest of the log has no batches any more.
-            offset = fetched[-1].last_offset + 1 if fetched else stable_end
+            offset = headers[-1].last_offset + 1 if headers else stable_end
         is_compacted = self._is_compacted(batches, start, offset)
         end = min(offset, stable_end)
         return LogView(start, end, log_start, stable_end, is_compacted, tuple(batches))
@@ -221,17 +215,7 @@ def _batches_from_raw(raw: RawBatch) -> list[KafkaRecordBatch]:
     record_offsets = None
     if not raw.is_control and not is_complete:
         record_offsets = _offsets_in_batch(raw)
-    return [
-        KafkaRecordBatch(
-            raw.base_offset,
-            raw.last_offset,
-            is_control=raw.is_control,
-            is_abort_marker=raw.is_abort,
-            producer_id=raw.producer_id,
-            is_transactional=raw.is_transactional,
-            record_offsets=record_offsets,
-        )
-    ]
+    return [raw.header(record_offsets)]
 
 
 def _offsets_in_batch(raw: RawBatch) -> tuple[int, ...]:

@@ -1,12 +1,10 @@
-"""Snapshot requests on a Kafka topic, and the file `asked.json` beside the ledger that says up to
-which entry producers were asked.
+"""Snapshot requests on a Kafka topic.
 
-Next: ledger/snapshot_needs.py has what is sent; demo/producer.py is a producer that answers.
+Next: ledger/gaps.py has what is sent; demo/producer.py is a producer that answers.
 """
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 
@@ -14,11 +12,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from seriatim.errors import PlatformError
 from seriatim.kafka.client import create_client
-from seriatim.ledger.snapshot_needs import SnapshotRequest
-from seriatim.storage.store import Store
+from seriatim.ledger.gaps import SnapshotRequest
 
 SEND_TIMEOUT_SECONDS = 20
-ASKED_FILE = "asked.json"
 
 
 class KafkaSnapshotRequester:
@@ -28,29 +24,12 @@ class KafkaSnapshotRequester:
         self,
         client_settings: Mapping[str, str],
         topic: str,
-        store: Store,
         timeout_seconds: float = SEND_TIMEOUT_SECONDS,
     ) -> None:
         self.client_settings = client_settings
         self.topic = topic
-        self.store = store
         self.timeout_seconds = timeout_seconds
         self._delivery_error = ""
-
-    def last_requested_entry(self) -> tuple[int, str]:
-        """The ledger entry up to which producers were asked, and its SHA-256. Without a readable
-        file that is none: producers are asked again.
-        """
-        try:
-            content = json.loads(self.store.read(ASKED_FILE))
-            return int(content["sequence"]), str(content["sha256"])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
-            return -1, ""
-
-    def put_last_requested_entry(self, sequence: int, sha256: str) -> None:
-        """Store that producers were asked up to this entry."""
-        content = json.dumps({"sequence": sequence, "sha256": sha256})
-        self.store.replace(ASKED_FILE, content.encode())
 
     def send(self, requests: Sequence[SnapshotRequest]) -> None:
         """Send all requests, and wait until Kafka has confirmed them. Raises `PlatformError` if one

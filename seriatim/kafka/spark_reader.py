@@ -32,7 +32,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from seriatim.engine.files import SourceFailedError
+from seriatim.engine.files import SourceFailedError, ranges_to_log_ends
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges, cut_into_slices
 from seriatim.errors import SIGKILL_ADVICE, SIGKILL_CAUSE, PlatformError, raise_broken_promise
 from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, UnreadableMessageError
@@ -390,16 +390,7 @@ class TaskReader:
         """Read from `starts` to the present log ends. Raises `SourceFailedError` if a start is not
         in its log.
         """
-        bounds = self.read_bounds()
-        ranges = {}
-        for partition, start in starts.items():
-            log_bounds = bounds.get(partition)
-            if log_bounds is None:
-                raise _start_error(partition, start, "gone")
-            if not log_bounds.log_start <= start <= log_bounds.log_end:
-                extent = f"[{log_bounds.log_start}, {log_bounds.log_end})"
-                raise _start_error(partition, start, extent)
-            ranges[partition] = OffsetRange(start, log_bounds.log_end)
+        ranges = ranges_to_log_ends(starts, self.read_bounds())
         for slice_ranges in cut_into_slices(ranges, messages_max):
             if not on_slice(slice_ranges, self.read_ranges(slice_ranges, options)):
                 return
@@ -409,12 +400,6 @@ class TaskReader:
     ) -> TaskSource:
         """Read exactly these ranges."""
         return TaskSource(self.spark, ranges, self.read_range, options)
-
-
-def _start_error(partition: Partition, start: int, log_extent: str) -> SourceFailedError:
-    return SourceFailedError(
-        f"{partition}: offset {start} was to be read, and the log is {log_extent}"
-    )
 
 
 class TaskSource:

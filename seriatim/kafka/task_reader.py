@@ -23,17 +23,17 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import calc_crc32c, decode_varint
 
 from seriatim.engine.files import SourceFailedError
-from seriatim.engine.holes import KafkaRecordBatch, mark_aborted_batches
+from seriatim.engine.holes import mark_aborted_batches
 from seriatim.engine.messages import Header
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.errors import ensure
+from seriatim.errors import raise_broken_promise
 from seriatim.kafka import client
 from seriatim.kafka.wire import (
     MAGIC_V2,
+    Fetched,
     PartitionLeader,
     RawBatch,
     open_connections,
-    parse_raw_batches,
 )
 from seriatim.ports import UnreadableMessageError
 
@@ -116,14 +116,10 @@ class _PartitionFetcher:
         """The batches of the next fetch with messages before `end`, without markers and aborted
         ones.
         """
-        answer, raw_batches = self._fetch_with_retry(offset)
-        aborted_transactions = [
-            (transaction.producer_id, transaction.first_offset)
-            for transaction in answer.aborted_transactions or ()
-        ]
-        headers = [_batch_header(raw) for raw in raw_batches]
-        marked_headers = mark_aborted_batches(headers, aborted_transactions)
-        for raw, header in zip(raw_batches, marked_headers, strict=True):
+        fetched = self._fetch_with_retry(offset)
+        headers = [raw.header() for raw in fetched.raw_batches]
+        marked_headers = mark_aborted_batches(headers, fetched.aborted_transactions)
+        for raw, header in zip(fetched.raw_batches, marked_headers, strict=True):
             if raw.magic < MAGIC_V2:
                 raise SourceFailedError(
                     f"{self.partition}: {raw.base_offset} is in the format of before Kafka 0.11: "
@@ -132,21 +128,25 @@ class _PartitionFetcher:
             is_skipped = header.is_aborted and self.reader.isolation == "read_committed"
             if raw.base_offset < end and not raw.is_control and not is_skipped:
                 yield raw
-        self.next_offset = raw_batches[-1].last_offset + 1
+        self.next_offset = fetched.raw_batches[-1].last_offset + 1
 
-    def _fetch_with_retry(self, offset: int) -> tuple[Any, list[RawBatch]]:
-        """An answer with at least one complete batch, and its batches. Leaders move and networks
-        break, so it is tried again for a while.
+    def _fetch_with_retry(self, offset: int) -> Fetched:
+        """A fetch with at least one complete batch. Leaders move and networks break, so it is tried
+        again for a while.
         """
         deadline = time.monotonic() + self.reader.retry_seconds_max
         trouble = "it sends nothing"
         while time.monotonic() < deadline:
             try:
-                answer = self._connect_leader().fetch(offset, FETCH_BYTES)
-                raw_batches = list(parse_raw_batches(memoryview(answer.records or b"")))
-                if raw_batches:
-                    return answer, raw_batches
-                self._refuse_log_end(answer, offset)
+                fetched = self._connect_leader().fetch(offset, FETCH_BYTES)
+                if fetched.raw_batches:
+                    return fetched
+                # Messages may still arrive, unless the log ends here.
+                if 0 <= fetched.log_end <= offset:
+                    raise SourceFailedError(
+                        f"{self.partition}: the log ends at {fetched.log_end},"
+                        f" and offset {offset} was to be read"
+                    )
             except kafka_errors.OffsetOutOfRangeError:
                 reason = f"{self.partition}: offset {offset} is not in the log"
                 raise SourceFailedError(reason) from None
@@ -163,16 +163,6 @@ class _PartitionFetcher:
             f"{self.partition}: Kafka at {servers} cannot be read from offset {offset} on: {trouble}"
         )
 
-    def _refuse_log_end(self, answer: Any, offset: int) -> None:
-        """Refuse an empty answer where the log ends; elsewhere messages may still arrive."""
-        end = answer.high_watermark
-        if self.reader.isolation == "read_committed":
-            end = answer.last_stable_offset
-        if 0 <= end <= offset:
-            raise SourceFailedError(
-                f"{self.partition}: the log ends at {end}, and offset {offset} was to be read"
-            )
-
     def _connect_leader(self) -> PartitionLeader:
         if self._leader is None:
             settings = client.python_settings(self.reader.settings)
@@ -180,18 +170,6 @@ class _PartitionFetcher:
             manager = self._stack.enter_context(connections)
             self._leader = PartitionLeader(manager, self.partition, self.reader.isolation)
         return self._leader
-
-
-def _batch_header(raw: RawBatch) -> KafkaRecordBatch:
-    """The fields of a batch that decide whether it was aborted."""
-    return KafkaRecordBatch(
-        raw.base_offset,
-        raw.last_offset,
-        is_control=raw.is_control,
-        is_abort_marker=raw.is_abort,
-        producer_id=raw.producer_id,
-        is_transactional=raw.is_transactional,
-    )
 
 
 def _as_uint8_array(content: memoryview) -> Array:
@@ -290,13 +268,8 @@ class _BatchBuilder:
         """Add those messages of a batch that are in the range."""
         fits = self.has_capacity(raw.record_count, len(content))
         columns = self.columns
-        ensure(
-            fits and columns is not None,
-            "there is room",
-            rows=raw.record_count,
-            bytes=len(content),
-        )
-        assert columns is not None
+        if not fits or columns is None:
+            raise_broken_promise("there is room", rows=raw.record_count, bytes=len(content))
         row_count = self.unpack(raw, content, self.offset_range, self.row_count, columns)
         if row_count < 0:
             raise _damaged_batch_error(self.partition, raw, "its records are none")
@@ -312,12 +285,8 @@ class _BatchBuilder:
         columns = self.columns
         rows = self.row_count
         headers = self.headers
-        ensure(
-            columns is not None and rows > 0,
-            "an empty batch is not handed on",
-            partition=str(self.partition),
-        )
-        assert columns is not None
+        if columns is None or not rows:
+            raise_broken_promise("an empty batch is not handed on", partition=str(self.partition))
         # The Arrow arrays share memory with the columns, so the next batch gets new ones.
         self.columns = None
         self.row_count = 0

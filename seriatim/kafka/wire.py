@@ -23,6 +23,7 @@ from kafka.record.default_records import DefaultRecordBatch
 from kafka.record.util import decode_varint
 from msgspec import Struct
 
+from seriatim.engine.holes import KafkaRecordBatch
 from seriatim.engine.offsets import Partition
 
 EARLIEST = -2
@@ -90,10 +91,37 @@ class RawBatch(Struct, frozen=True):
             return self.max_timestamp_ms
         return None
 
+    def header(self, record_offsets: tuple[int, ...] | None = None) -> KafkaRecordBatch:
+        """What its header says. `record_offsets` are the offsets that still have a record; None: all
+        of them.
+        """
+        return KafkaRecordBatch(
+            self.base_offset,
+            self.last_offset,
+            is_control=self.is_control,
+            is_abort_marker=self.is_abort,
+            producer_id=self.producer_id,
+            is_transactional=self.is_transactional,
+            record_offsets=record_offsets,
+        )
+
     def decompressed_records(self) -> memoryview:
         """The bytes of its records, uncompressed."""
         codec = self.attributes & DefaultRecordBatch.CODEC_MASK
         return decompress(self.content[BATCH_HEADER.size :], codec)
+
+
+class Fetched(Struct, frozen=True):
+    """What one fetch gave."""
+
+    raw_batches: list[RawBatch]
+    size_bytes: int
+    aborted_transactions: list[tuple[int, int]]
+    """Producer and first offset of each aborted transaction that reaches into the fetch. Kafka names
+    them with read_committed only.
+    """
+    log_end: int
+    """The end of the log for readers of this isolation."""
 
 
 @contextmanager
@@ -162,10 +190,8 @@ class PartitionLeader:
         raise_for_code(answer.error_code)
         return int(answer.offset)
 
-    def fetch(self, offset: int, bytes_max: int) -> Any:
-        """Kafka's answer with raw bytes from an offset on. With read_committed it also names the
-        aborted transactions.
-        """
+    def fetch(self, offset: int, bytes_max: int) -> Fetched:
+        """The batches from an offset on."""
         topic = FetchRequest.FetchTopic
         partition = topic.FetchPartition(
             partition=self.partition.number, fetch_offset=offset, partition_max_bytes=bytes_max
@@ -185,7 +211,16 @@ class PartitionLeader:
             raise kafka_errors.ThrottlingQuotaExceededError
         partition_answer = answer.responses[0].partitions[0]
         raise_for_code(partition_answer.error_code)
-        return partition_answer
+        content = partition_answer.records or b""
+        aborted_transactions = [
+            (transaction.producer_id, transaction.first_offset)
+            for transaction in partition_answer.aborted_transactions or ()
+        ]
+        log_end = partition_answer.high_watermark
+        if self.isolation_level:
+            log_end = partition_answer.last_stable_offset
+        raw_batches = list(parse_raw_batches(memoryview(content)))
+        return Fetched(raw_batches, len(content), aborted_transactions, log_end)
 
 
 def raise_for_code(code: int) -> None:

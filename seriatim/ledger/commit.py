@@ -17,11 +17,17 @@ from msgspec.structs import replace
 
 from seriatim.engine.crash_points import crash_point
 from seriatim.engine.records import MAIN_TABLE, table_of_path
-from seriatim.errors import FencedError, IntegrityError, PlatformError
+from seriatim.errors import (
+    ConfigError,
+    FencedError,
+    IntegrityError,
+    PlatformError,
+    raise_broken_promise,
+)
 from seriatim.ledger.entries import AnyEntry, Entry, StartEntry, apply_entry
-from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.manifests import LedgerHead, Manifest
 from seriatim.ledger.model import Change, Ledger
-from seriatim.ports import Clock, CommitConflictError, LedgerHead, LedgerStore
+from seriatim.ports import Clock, CommitConflictError, LedgerStore
 
 TRIES_MAX = 5
 
@@ -37,7 +43,7 @@ def read_head(store: LedgerStore, stream: str) -> LedgerHead | None:
     head = store.head(stream)
     if witness is None:
         return head
-    sequence, sha256 = witness
+    sequence = witness.sequence
     if head is None:
         raise _witness_error(stream, f"there is no ledger, but head.json has seen entry {sequence}")
     ledger = head.ledger
@@ -46,12 +52,34 @@ def read_head(store: LedgerStore, stream: str) -> LedgerHead | None:
             stream,
             f"the ledger ends at entry {ledger.sequence}, but head.json has seen entry {sequence}",
         )
-    if ledger.sha256 == sha256:
+    if ledger.sha256 == witness.sha256:
         return head
     is_ahead = ledger.sequence > sequence
-    if not is_ahead or not store.has_manifest(sha256, sequence - 1):
+    if not is_ahead or not store.has_manifest(witness.sha256, sequence - 1):
         raise _witness_error(stream, f"entry {sequence} is another one than head.json has seen")
     return head
+
+
+def require_head(store: LedgerStore, stream: str) -> LedgerHead:
+    """The head of the ledger. A stream that was never run has none and is refused."""
+    head = read_head(store, stream)
+    if head is None:
+        raise ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
+    return head
+
+
+def read_head_again(store: LedgerStore, stream: str) -> LedgerHead:
+    """The head of a ledger that was there a moment ago."""
+    return read_head(store, stream) or raise_broken_promise("the ledger vanished in between")
+
+
+def frontier_moved_error(stream: str, found: str, next_step: str) -> FencedError:
+    """The error of a run that another one overtook."""
+    return FencedError(
+        f"{stream}: another run moved the frontier while this one was folding",
+        found=found,
+        next=next_step,
+    )
 
 
 def _witness_error(stream: str, contradiction: str) -> IntegrityError:
@@ -123,7 +151,7 @@ def commit(
             store.compare_and_set(expected_head, manifest.entry, reference)
         except CommitConflictError as conflict:
             # 4. Not confirmed, which is not the same as not done: the answer may have got lost.
-            head_now = store.head(stream_of_head(head))
+            head_now = store.head(head.ledger.stream)
             if store.has_manifest(reference.sha256, head.ledger.sequence):
                 return _write_witness(store, head_now or head), committed_entry
             if head_now is not None:
@@ -132,7 +160,7 @@ def commit(
             last_conflict = str(conflict)
             continue
         # 5. The witness.
-        committed_head = store.head(stream_of_head(head)) or head
+        committed_head = store.head(head.ledger.stream) or head
         return _write_witness(store, committed_head), committed_entry
     raise PlatformError(
         f"{head.ledger.stream}: the commit was refused {TRIES_MAX} times and nobody else's is there",
@@ -141,20 +169,14 @@ def commit(
     )
 
 
-def stream_of_head(head: LedgerHead) -> str:
-    """The name of the stream whose ledger this is."""
-    return head.ledger.stream
-
-
 def catch_up_witness(store: LedgerStore, head: LedgerHead) -> None:
     """Write the witness again if it is behind the ledger.
 
     A run that died right after its commit leaves it behind, and a ledger that is lost afterwards
     would not be missed.
     """
-    current = (head.ledger.sequence, head.ledger.sha256)
-    if store.witness() != current:
-        store.put_witness(*current)
+    if store.witness() != head.ledger.mark:
+        store.put_witness(head.ledger.mark)
 
 
 def _write_witness(store: LedgerStore, head: LedgerHead) -> LedgerHead:
@@ -162,7 +184,7 @@ def _write_witness(store: LedgerStore, head: LedgerHead) -> LedgerHead:
     which is allowed.
     """
     crash_point("committed")
-    store.put_witness(head.ledger.sequence, head.ledger.sha256)
+    store.put_witness(head.ledger.mark)
     crash_point("witness-written")
     return head
 
@@ -181,10 +203,10 @@ def _entry_for_head(store: LedgerStore, proposed: Entry, head: LedgerHead) -> En
             unmet.append(f"{replaced_by_others[0]} was replaced by another run")
     nothing_remains = bool(proposed.changes) and not entry.changes
     if unmet or nothing_remains:
-        raise FencedError(
-            f"{ledger.stream}: another run moved the frontier while this one was folding",
-            found="; ".join(unmet[:5]) or "all its partitions are held",
-            next="nothing was written by this run; run again to go on from where the other one is",
+        raise frontier_moved_error(
+            ledger.stream,
+            "; ".join(unmet[:5]) or "all its partitions are held",
+            "nothing was written by this run; run again to go on from where the other one is",
         )
     return replace(entry, findings=(*entry.findings, *head.foreign_findings))
 

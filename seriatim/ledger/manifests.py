@@ -1,4 +1,4 @@
-"""Manifests and the witness: the one place that writes and reads them.
+"""The stored ledger: manifests, the witness and notes, and how they follow from the commits of a table.
 
 A manifest is the file of an entry: the entry, and the ledger after it. The ledger has an account of
 every partition, but most entries change only a few. So a manifest is whole or partial. A partial one
@@ -6,7 +6,11 @@ names a whole one before it, its base, and carries only the accounts that differ
 base. Whoever reads it gets the whole ledger: base and partial manifest are two reads.
 
 The witness (head.json) names the last entry. Each entry names the one before it by its hash, and
-thereby everything can be proved that is read here.
+thereby everything can be proved that is read here. A note names an entry, too; if it is lost, some
+work is done again.
+
+Which manifests were committed is known by the commits of a table. `StoredLedger` has all that follows
+from them. `DeltaLedger` knows the Delta table of records, `MemoryLedger` a list.
 
 Next: ledger/delta_store.py commits entries, storage/status_file.py reads manifests for web pages,
 operations/prove/verify.py checks them.
@@ -15,16 +19,21 @@ operations/prove/verify.py checks them.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.errors import BrokenPromiseError, ConfigError
+from seriatim.engine.findings import Finding
+from seriatim.errors import BrokenPromiseError, ConfigError, IntegrityError
 from seriatim.ledger.entries import ENTRY_TYPES, Entry
-from seriatim.ledger.model import Account, Ledger
+from seriatim.ledger.model import Account, EntryMark, Ledger
 from seriatim.storage.store import Store
 
 MANIFEST_FORMAT = 4
@@ -36,6 +45,14 @@ WHOLE_AFTER_ENTRIES = 50
 MANIFEST_FOLDER = "manifests/"
 MANIFEST_KEY = re.compile(r"manifests/(\d{10,})-([0-9a-f]{64})\.json\.zst")
 WITNESS_KEY = "head.json"
+REPORTED_NOTE = "told.json"
+"""Names the last entry whose findings were reported to a person."""
+REQUESTED_NOTE = "asked.json"
+"""Names the last entry up to which producers were asked for snapshots."""
+SWEPT_NOTE = "swept.json"
+"""Names the oldest entry of which no file was swept."""
+DIFFERENCE_FILE = "differs.json"
+"""Names the file that differed in the last verify."""
 SEQUENCE_MAX = 10**12
 """A higher sequence is not that of a ledger: the witness is damaged."""
 
@@ -93,13 +110,6 @@ class LedgerManifest(Struct, frozen=True, kw_only=True):
 
 
 AnyManifest = TypeVar("AnyManifest", Manifest, LedgerManifest)
-
-
-class Witness(Struct, frozen=True):
-    """The last entry that head.json knows."""
-
-    sequence: int
-    sha256: str
 
 
 class UnreadableManifestError(Exception):  # not a SeriatimError: each reader has its own advice
@@ -164,15 +174,17 @@ def _refuse_newer(content: bytes) -> None:
     raise ConfigError(f"the ledger was written by {writer}: {unknown}", next=advice)
 
 
-def decode_witness(content: bytes) -> Witness:
+def decode_witness(content: bytes) -> EntryMark:
     """A witness from the content of head.json."""
     try:
-        witness = msgspec.json.decode(content, type=Witness)
+        witness = msgspec.json.decode(content, type=EntryMark)
     except (ValueError, RecursionError) as error:
         # Errors of msgspec and text that is no UTF-8 are ValueErrors.
         raise UnreadableWitnessError(str(error)) from None
     if not 0 <= witness.sequence < SEQUENCE_MAX:
         raise UnreadableWitnessError(f"its sequence is {witness.sequence}")
+    if not witness.sha256:
+        raise UnreadableWitnessError("it names no hash")
     return witness
 
 
@@ -234,7 +246,7 @@ class ManifestFiles:
                 )
         return references
 
-    def witness(self) -> Witness | None:
+    def witness(self) -> EntryMark | None:
         """What head.json says; None if there is no such file.
 
         A disk that cannot be read is an `OSError`, which says nothing about the file.
@@ -244,7 +256,7 @@ class ManifestFiles:
         except FileNotFoundError:
             return None
 
-    def put_witness(self, witness: Witness) -> None:
+    def put_witness(self, witness: EntryMark) -> None:
         """Write head.json."""
         self.store.replace(WITNESS_KEY, msgspec.json.encode(witness))
 
@@ -352,3 +364,219 @@ def _changed_accounts(ledger: Ledger, base: LedgerManifest) -> dict[str, Account
         if account is not account_before and account != account_before:
             changed[name] = account
     return changed
+
+
+class LedgerHead(Struct):
+    """The ledger as it was read, and the token with which the store commits on exactly that version."""
+
+    ledger: Ledger
+    token: Any = None
+    foreign_findings: list[Finding] = []
+    """Commits by other writers since the last entry, if they changed data."""
+    format: int = MANIFEST_FORMAT
+    """The format of the last entry's manifest."""
+
+
+class CommitMark(Struct, frozen=True, kw_only=True):
+    """What a commit of the table says about its ledger entry."""
+
+    sequence: int
+    manifest: str
+    sha256: str
+    version: int = -1
+    """The version of the table that this commit made."""
+
+    def manifest_reference(self) -> ManifestReference:
+        """The manifest of the entry."""
+        return ManifestReference(self.sequence, self.manifest, self.sha256)
+
+
+class StoredLedger:
+    """A ledger whose entries are the commits of a table."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._manifest_files = ManifestFiles(store)
+
+    @property
+    def manifests(self) -> ManifestFiles:
+        """The manifests and the witness."""
+        return self._manifest_files
+
+    def load_table(self, stream: str) -> Any:
+        """The table as it is now, as the token on which a commit is made; None if there is none."""
+        raise NotImplementedError
+
+    def logged_commits(self, stream: str, table: Any) -> Iterator[CommitMark | Finding]:
+        """The commits of the table, newest first: the mark of an entry, or the finding about a commit
+        by which somebody else changed data. Other commits are left out.
+        """
+        raise NotImplementedError
+
+    def head(self, stream: str) -> LedgerHead | None:
+        """The last entry, and findings for what others committed after it. None: no ledger yet."""
+        table = self.load_table(stream)
+        if table is None:
+            return None
+        foreign_findings: list[Finding] = []
+        for commit in self.logged_commits(stream, table):
+            if isinstance(commit, Finding):
+                foreign_findings.append(commit)
+                continue
+            with _reading_manifest(stream):
+                manifest = self.manifests.read_ledger(commit.manifest_reference())
+            _refuse_other_manifest(stream, commit, manifest.entry.sequence, manifest.ledger)
+            return LedgerHead(manifest.ledger, table, foreign_findings, manifest.format)
+        raise ConfigError(
+            f"{stream}: {self.store.url}/records is a Delta table that Seriatim did not make",
+            next="give the stream an output path of its own",
+        )
+
+    def ledger_at(self, stream: str, sequence: int) -> Ledger:
+        """The ledger as of an earlier entry."""
+        return self.manifest_at(stream, sequence).ledger
+
+    def manifest_at(self, stream: str, sequence: int) -> Manifest:
+        """An entry and the whole ledger after it."""
+        return self._read_manifest(stream, self.find_mark(stream, sequence))
+
+    def entries(self, stream: str, after: int) -> Iterator[Manifest]:
+        """The entries later than `after`, oldest first."""
+        later_marks = list(takewhile(lambda mark: mark.sequence > after, self._marks(stream)))
+        return (self._read_manifest(stream, mark) for mark in reversed(later_marks))
+
+    def has_manifest(self, sha256: str, after: int) -> bool:
+        """Whether an entry later than sequence `after` names this manifest."""
+        marks = takewhile(lambda mark: mark.sequence > after, self._marks(self._folder_name()))
+        return any(mark.sha256 == sha256 for mark in marks)
+
+    def find_mark(self, stream: str, sequence: int) -> CommitMark:
+        """The commit that made an entry. An entry that does not exist is refused."""
+        if sequence >= 0:
+            for mark in takewhile(lambda mark: mark.sequence >= sequence, self._marks(stream)):
+                if mark.sequence == sequence:
+                    return mark
+        raise ConfigError(
+            f"{stream}: there is no ledger entry {sequence}",
+            next=f"`seriatim status {stream}` shows the last",
+        )
+
+    def put_manifest(self, manifest: Manifest) -> ManifestReference:
+        """Store a manifest under its own hash."""
+        return self.manifests.write(manifest)
+
+    def sweep(self, head: LedgerHead) -> list[str]:
+        """Delete unfinished files, and manifests of entries up to `head` that were never committed.
+        Returns the deleted paths.
+        """
+        # Only the notes beside the folders: what is in them may still be written by other runs.
+        swept = self.store.delete_unfinished("", nested=False)
+        swept += self.store.delete_unfinished(MANIFEST_FOLDER)
+        # An entry has exactly one manifest. Only where there are several of one number is it worth
+        # reading the whole log to learn which of them was committed.
+        candidates: set[str] = set()
+        for sequence, references in self.manifests.references_by_sequence().items():
+            if sequence <= head.ledger.sequence and len(references) > 1:
+                candidates.update(reference.path for reference in references)
+        if not candidates:
+            return swept
+        # The base of a manifest is a committed one, so bases stay with the others.
+        committed = {mark.manifest for mark in self._marks(head.ledger.stream, head.token)}
+        return swept + self.store.delete(candidates - committed)
+
+    def differing_files(self) -> list[str]:
+        """The file that `verify` reported as different from its entry, if any."""
+        try:
+            report = json.loads(self.store.read(DIFFERENCE_FILE))
+            return [str(report["file"])]
+        except (OSError, ValueError, KeyError, TypeError):
+            # A report that cannot be read is no loss: verify finds the difference again.
+            return []
+
+    def note(self, key: str) -> EntryMark:
+        """The entry that a note names; sequence -1 if there is no note, or none that can be read.
+        A lost note costs work that is done again, nothing else.
+        """
+        try:
+            return msgspec.json.decode(self.store.read(key), type=EntryMark)
+        except (OSError, ValueError, RecursionError):
+            return EntryMark()
+
+    def put_note(self, key: str, entry: EntryMark) -> None:
+        """Write a note."""
+        self.store.replace(key, msgspec.json.encode(entry))
+
+    def witness(self) -> EntryMark | None:
+        """The last entry that head.json knows. None: no such file."""
+        try:
+            return self.manifests.witness()
+        except UnreadableWitnessError:
+            raise IntegrityError(
+                f"{self._folder_name()}: head.json cannot be read",
+                cause="it was changed by somebody else: it is always replaced as a whole",
+                next=f"restore {self.store.url}/head.json from a backup,\n"
+                "or move it away after looking at the ledger",
+            ) from None
+
+    def put_witness(self, entry: EntryMark) -> None:
+        """Write the last entry to head.json."""
+        self.manifests.put_witness(entry)
+
+    def archive_witness(self, reason: str) -> str:
+        """Move head.json to a file that also has the reason, and return that file's path."""
+        return self.manifests.archive_witness(reason)
+
+    def _marks(self, stream: str, table: Any = None) -> Iterator[CommitMark]:
+        """The marks of all entries, newest first; of the table as it is now, if none is given."""
+        loaded = self.load_table(stream) if table is None else table
+        if loaded is not None:
+            for commit in self.logged_commits(stream, loaded):
+                if isinstance(commit, CommitMark):
+                    yield commit
+
+    def _read_manifest(self, stream: str, mark: CommitMark) -> Manifest:
+        """The manifest that a commit names. Its hash, its entry and its stream must be as named."""
+        with _reading_manifest(stream):
+            manifest = self.manifests.read(mark.manifest_reference())
+        _refuse_other_manifest(stream, mark, manifest.entry.sequence, manifest.ledger)
+        return manifest
+
+    def _folder_name(self) -> str:
+        """The last part of the output path, for messages where the stream's name is not known."""
+        return self.store.url.rpartition("/")[2]
+
+
+@contextmanager
+def _reading_manifest(stream: str) -> Iterator[None]:
+    """Report a manifest that cannot be read as a ledger that cannot be read."""
+    try:
+        yield
+    except UnreadableManifestError as error:
+        path = error.reference.path
+        reason = f"manifest {path}: {error.reason}"
+        if error.actual_sha256:
+            sequence = error.reference.sequence
+            reason = f"manifest {path} is not what entry {sequence} names: {error.reason}"
+        raise unreadable_ledger_error(stream, reason) from error
+
+
+def _refuse_other_manifest(stream: str, mark: CommitMark, sequence: int, ledger: Ledger) -> None:
+    if sequence != mark.sequence:
+        raise unreadable_ledger_error(
+            stream, f"manifest {mark.manifest} is of entry {sequence}, not {mark.sequence}"
+        )
+    if ledger.stream != stream:
+        raise ConfigError(
+            f"{stream}: its output path holds stream {ledger.stream!r}",
+            next="give each stream its own path",
+        )
+
+
+def unreadable_ledger_error(stream: str, reason: str) -> IntegrityError:
+    """The error about a table or a manifest that cannot be read."""
+    return IntegrityError(
+        f"{stream}: the ledger cannot be read",
+        cause=reason[:400],
+        next="restore records/_delta_log and manifests/ from a backup; nothing starts again from 0"
+        " by itself",
+    )

@@ -164,6 +164,14 @@ class Totals(Struct, frozen=True, kw_only=True):
     """How long reading and folding of slices took."""
 
 
+class EntryMark(Struct, frozen=True):
+    """A ledger entry by number and hash, as witnesses, notes and the commits of tables name it."""
+
+    sequence: int = -1
+    """-1: none, or none that can be trusted."""
+    sha256: str = ""
+
+
 class Ledger(
     Struct,
     frozen=True,
@@ -212,6 +220,11 @@ class Ledger(
     """For what comes: the branch whose output last replaced that of the stream. Always empty in this
     version.
     """
+
+    @property
+    def mark(self) -> EntryMark:
+        """The entry after which this is the ledger."""
+        return EntryMark(self.sequence, self.sha256)
 
     @property
     def totals(self) -> Totals:

@@ -8,8 +8,6 @@ Next: ports.py says what each must do; tests/sim drives the real steps over thes
 """
 
 from seriatim.memory.check import MemoryChecker, MemorySight
-from seriatim.memory.current_table import MemoryCurrent
-from seriatim.memory.derived_tables import MemoryDerived
 from seriatim.memory.files import MemoryDigests, MemoryFiles
 from seriatim.memory.kafka import (
     MemoryBatches,
@@ -19,8 +17,9 @@ from seriatim.memory.kafka import (
     MemoryReader,
 )
 from seriatim.memory.ledger import MemoryClock, MemoryLedger
-from seriatim.memory.snapshot_requests import MemoryRequests
+from seriatim.memory.outgoing import MemoryRequests
 from seriatim.memory.stream import MemoryStream, OpenMemoryStream
+from seriatim.memory.tables import MemoryCurrent, MemoryDerived
 
 __all__ = [
     "MemoryBatches",

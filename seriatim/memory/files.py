@@ -93,7 +93,6 @@ class MemoryFiles:
             self.columns[table] = dict(table_columns)
         self.files: dict[str, MemoryFile] = {}
         self.stored_intents: dict[tuple[Partition, str], Intent] = {}
-        self.oldest_complete = (-1, "")
 
     def record_writer(
         self,
@@ -116,22 +115,6 @@ class MemoryFiles:
     ) -> MemoryQuarantineWriter:
         """A writer for a file of quarantined messages."""
         return MemoryQuarantineWriter(self, f"kept/{partition}/{stem}", partition, topic_id)
-
-    def sweep(
-        self,
-        partition: Partition,
-        stem_prefix: str,
-        keep: set[str],
-    ) -> list[str]:
-        """Delete the files of a partition whose stem begins so and that are not in `keep`. Returns
-        their paths.
-        """
-        attempts = set()
-        for path in self.paths(partition):
-            file_name = path.rpartition("/")[2]
-            if file_name.startswith(stem_prefix):
-                attempts.add(path)
-        return self.delete(attempts - keep)
 
     def paths(self, partition: Partition) -> list[str]:
         """The paths of all files of a partition: records, state and quarantined messages."""
@@ -161,14 +144,6 @@ class MemoryFiles:
     def drop_intent(self, intent: Intent) -> None:
         """Delete an intent."""
         self.stored_intents.pop((intent.partition, intent.attempt), None)
-
-    def oldest_complete_entry(self) -> tuple[int, str]:
-        """The oldest entry whose files are all there."""
-        return self.oldest_complete
-
-    def put_oldest_complete_entry(self, sequence: int, sha256: str) -> None:
-        """Note how far was swept."""
-        self.oldest_complete = (sequence, sha256)
 
     def concatenate(
         self,

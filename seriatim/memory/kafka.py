@@ -14,9 +14,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
 
-from seriatim.engine.files import SourceFailedError
+from seriatim.engine.files import SourceFailedError, ranges_to_log_ends
 from seriatim.engine.holes import ExplainedRange, KafkaRecordBatch, LogView, explain_hole
-from seriatim.engine.messages import SPARK_TIMESTAMP_RANGE_MS, Header, MessageBatch
+from seriatim.engine.messages import Header, MessageBatch, first_unreadable_message
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges, cut_into_slices
 from seriatim.engine.retention import RetainedLog, RetentionRules
 from seriatim.errors import PlatformError, ensure
@@ -229,15 +229,12 @@ class MemoryKafka:
         """The offset of the first message of each range whose timestamp Spark cannot read, and the
         reason.
         """
-        lowest, highest = SPARK_TIMESTAMP_RANGE_MS
-        unreadable: dict[Partition, tuple[int, str]] = {}
+        unreadable = {}
         for partition, offset_range in ranges.items():
-            messages = self.read(partition, offset_range)
-            for offset, message in enumerate(messages, offset_range.start):
-                if not lowest <= message.timestamp <= highest:
-                    reason = f"its timestamp is {message.timestamp} ms since 1970"
-                    unreadable[partition] = (offset, reason)
-                    break
+            messages = enumerate(self.read(partition, offset_range), offset_range.start)
+            message = first_unreadable_message(_batches_of(list(messages)))
+            if message is not None:
+                unreadable[partition] = message
         return unreadable
 
     def sample_message_bytes(self, ranges: Ranges) -> dict[Partition, int]:
@@ -369,15 +366,7 @@ class MemoryReader:
         options: ReadOptions = DEFAULT_READ_OPTIONS,
     ) -> None:
         """Read from `starts` to the present log ends, in slices."""
-        bounds = self.kafka.bounds(".*")
-        ranges = {}
-        for partition, start in starts.items():
-            if partition not in bounds:
-                raise SourceFailedError(f"{partition}: the topic is gone")
-            log_end = bounds[partition].log_end
-            if log_end < start:
-                raise SourceFailedError(f"{partition}: the log ends before the start")
-            ranges[partition] = OffsetRange(start, log_end)
+        ranges = ranges_to_log_ends(starts, self.kafka.bounds(".*"))
         for slice_ranges in self.slicing(ranges, messages_max):
             go_on = on_slice(slice_ranges, self.read_ranges(slice_ranges, options))
             if not go_on:
@@ -405,15 +394,7 @@ class MemoryReader:
             is_lost = (partition, offset) in self.lost_offsets
             if message.is_visible(self.isolation) and not is_lost:
                 visible.append((offset, message))
-        # Batches have no holes, as the real reader gives them: each hole is an edge, too.
-        edges = {0, len(visible), *self.cuts(len(visible))}
-        for i in range(1, len(visible)):
-            if visible[i][0] != visible[i - 1][0] + 1:
-                edges.add(i)
-        return [
-            _batch_of(visible[begin:end], with_headers=with_headers)
-            for begin, end in pairwise(sorted(edges))
-        ]
+        return _batches_of(visible, self.cuts(len(visible)), with_headers=with_headers)
 
 
 class MemorySource:
@@ -447,21 +428,29 @@ class MemorySource:
         return results
 
 
-def _batch_of(
-    messages_by_offset: list[tuple[int, MemoryMessage]], *, with_headers: bool
-) -> MessageBatch:
-    first_offset = messages_by_offset[0][0]
-    messages = [message for _, message in messages_by_offset]
-    headers = None
-    if with_headers:
-        headers = [message.headers for message in messages]
-    return MessageBatch(
-        first_offset,
-        [message.timestamp for message in messages],
-        [message.key for message in messages],
-        [message.value for message in messages],
-        headers,
-    )
+def _batches_of(
+    numbered: list[tuple[int, MemoryMessage]],
+    cuts: Iterable[int] = (),
+    *,
+    with_headers: bool = False,
+) -> list[MessageBatch]:
+    """Messages with their offsets as batches, cut at holes as the real reader does, and at `cuts`."""
+    edges = {0, len(numbered), *cuts}
+    for i in range(1, len(numbered)):
+        if numbered[i][0] != numbered[i - 1][0] + 1:
+            edges.add(i)
+    batches = []
+    for begin, end in pairwise(sorted(edges)):
+        messages = [message for _, message in numbered[begin:end]]
+        batch = MessageBatch(
+            numbered[begin][0],
+            [message.timestamp for message in messages],
+            [message.key for message in messages],
+            [message.value for message in messages],
+            [message.headers for message in messages] if with_headers else None,
+        )
+        batches.append(batch)
+    return batches
 
 
 class MemoryPastReader:

@@ -10,20 +10,23 @@ from collections.abc import Callable, Iterator
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.files import File
+from seriatim.engine.files import File, file_paths
 from seriatim.engine.findings import Finding
 from seriatim.engine.records import MAIN_TABLE, table_of_path
-from seriatim.errors import ConfigError, IntegrityError, ensure
+from seriatim.errors import IntegrityError, ensure
 from seriatim.ledger.entries import Entry
 from seriatim.ledger.manifests import (
+    WITNESS_KEY,
+    CommitMark,
+    LedgerHead,
     Manifest,
     ManifestFiles,
     ManifestReference,
-    UnreadableManifestError,
+    StoredLedger,
 )
-from seriatim.ledger.model import Change, Ledger
+from seriatim.ledger.model import Change, EntryMark
 from seriatim.memory.store import MemoryStore
-from seriatim.ports import CommitConflictError, LedgerHead
+from seriatim.ports import CommitConflictError
 
 
 class MemoryCommit(Struct, frozen=True):
@@ -36,20 +39,14 @@ class MemoryCommit(Struct, frozen=True):
     """What somebody else did to the data; empty if the commit changed none."""
 
 
-class MemoryLedger:
-    """The commits of the records table, manifests and witness. Implements `LedgerStore`."""
+class MemoryLedger(StoredLedger):
+    """The commits of the records table in a list. Implements `LedgerStore`."""
 
     def __init__(self, read: Callable[[File], object] | None = None) -> None:
+        super().__init__(MemoryStore())
         self.read = read
         """Raises IntegrityError for a file that is missing: no commit may name one."""
         self.commits: list[MemoryCommit] = []
-        self.store = MemoryStore()
-        """The manifests."""
-        self.stored_witness: tuple[int, str] | None = None
-        self.stored_reported_sequence = -1
-        self.stored_differing_files: list[str] = []
-        self.archived_witnesses: dict[str, str] = {}
-        """The witnesses that were moved away, and the reason of each."""
         self.lost_answers = 0
         """How many of the next commits succeed, but are answered with an error."""
         self.refusals = 0
@@ -57,78 +54,76 @@ class MemoryLedger:
         self.on_call: Callable[[str], None] = _ignore_call
         """Called with a name before each call. Tests let other runs in between here."""
 
+    @property
+    def manifests(self) -> ManifestFiles:
+        """The manifests, read anew: what was read before must not hide what a test has damaged."""
+        return ManifestFiles(self.store)
+
+    @property
+    def stored_witness(self) -> EntryMark | None:
+        """What head.json says."""
+        return self.manifests.witness()
+
+    @stored_witness.setter
+    def stored_witness(self, entry: EntryMark | None) -> None:
+        if entry is None:
+            self.store.delete([WITNESS_KEY])
+        else:
+            self.manifests.put_witness(entry)
+
+    def load_table(self, stream: str) -> int | None:  # there is only one
+        """How many commits there are; None if there are none."""
+        return len(self.commits) or None
+
+    def logged_commits(self, stream: str, table: int) -> Iterator[CommitMark | Finding]:
+        """The marks of entries, and findings for commits of others that changed data."""
+        for commit in reversed(self.commits[:table]):
+            if commit.entry is not None:
+                manifest = commit.manifest
+                yield CommitMark(
+                    sequence=manifest.sequence, manifest=manifest.path, sha256=manifest.sha256
+                )
+            elif commit.foreign:
+                yield Finding(finding="foreign", cause=commit.foreign)
+
     def head(self, stream: str) -> LedgerHead | None:
         """The last entry, and findings for what others committed after it. None: no ledger yet."""
         self.on_call("head")
-        foreign_findings: list[Finding] = []
-        for commit in reversed(self.commits):
-            if commit.entry is not None:
-                manifest = self._manifest(commit, stream)
-                return LedgerHead(
-                    manifest.ledger,
-                    token=len(self.commits),
-                    foreign_findings=foreign_findings,
-                    format=manifest.format,
-                )
-            if commit.foreign:
-                foreign_findings.insert(0, Finding(finding="foreign", cause=commit.foreign))
-        return None
+        return super().head(stream)
 
-    def ledger_at(self, stream: str, sequence: int) -> Ledger:
-        """The ledger as of an earlier entry."""
-        return self.manifest_at(stream, sequence).ledger
+    def has_manifest(self, sha256: str, after: int) -> bool:
+        """Whether an entry later than `after` names this manifest."""
+        self.on_call("has")
+        return super().has_manifest(sha256, after)
 
-    def manifest_at(self, stream: str, sequence: int) -> Manifest:
-        """An earlier entry, and the ledger after it."""
-        entry_commits = self._entry_commits()
-        if not 0 <= sequence < len(entry_commits):
-            raise ConfigError(f"{stream}: there is no ledger entry {sequence}")
-        return self._manifest(entry_commits[sequence], stream)
+    def put_manifest(self, manifest: Manifest) -> ManifestReference:
+        """Store a manifest under its own hash."""
+        self.on_call("put_manifest")
+        return super().put_manifest(manifest)
 
-    def entries(self, stream: str, after: int) -> Iterator[Manifest]:
-        """The entries later than `after`, oldest first."""
-        later = self._entry_commits()[after + 1 :]
-        return (self._manifest(commit, stream) for commit in later)
+    def witness(self) -> EntryMark | None:
+        """What head.json says."""
+        self.on_call("witness")
+        return super().witness()
 
-    def _entry_commits(self) -> list[MemoryCommit]:
-        return [commit for commit in self.commits if commit.entry is not None]
+    def put_witness(self, entry: EntryMark) -> None:
+        """Write head.json."""
+        self.on_call("put_witness")
+        super().put_witness(entry)
 
-    def _manifest(self, commit: MemoryCommit, stream: str) -> Manifest:
-        # A new reader has read nothing yet, so it sees what a test has damaged.
-        reader = ManifestFiles(self.store)
-        try:
-            manifest = reader.read(commit.manifest)
-        except UnreadableManifestError as error:
-            raise IntegrityError(
-                f"{error.reference.path} is corrupt or missing", next="restore it from a backup"
-            ) from error
-        if manifest.ledger.stream != stream:
-            raise ConfigError(f"{stream}: its output path holds stream {manifest.ledger.stream!r}")
-        return manifest
+    def archive_witness(self, reason: str) -> str:
+        """Move head.json away with the reason, and return the new path."""
+        self.on_call("archive_witness")
+        return super().archive_witness(reason)
 
     def active_paths(self, head: LedgerHead) -> set[str]:
         """The paths of the record files in the table as of `head`."""
-        return {file.path for file in self._files_as_of(head.ledger.sequence)}
+        return set(file_paths(self._files_as_of(head.ledger.sequence)))
 
     def active_files(self, head: LedgerHead) -> list[File]:
         """The record files in the table as of `head`, without digests, as Delta has them."""
         files = self._files_as_of(head.ledger.sequence)
         return [replace(file, digest="") for file in files]
-
-    def sweep(self, head: LedgerHead) -> list[str]:
-        """Delete manifests of entries up to `head` that were never committed. Returns their paths."""
-        committed = {commit.manifest.path for commit in self.commits}
-        swept = []
-        for sequence, references in ManifestFiles(self.store).references_by_sequence().items():
-            for reference in references:
-                if sequence <= head.ledger.sequence and reference.path not in committed:
-                    swept.append(reference.path)
-        return self.store.delete(swept)
-
-    def put_manifest(self, manifest: Manifest) -> ManifestReference:
-        """Store a manifest under its own hash."""
-        self.on_call("put_manifest")
-        return ManifestFiles(self.store).write(manifest)
 
     def compare_and_set(
         self,
@@ -153,7 +148,7 @@ class MemoryLedger:
             raise CommitConflictError("the answer got lost")
 
     def _check_files(self, entry: Entry) -> None:
-        active = {file.path for file in self.files_now()}
+        active = set(file_paths(self.files_now()))
         removed = {path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE}
         not_active = sorted(removed - active)
         if not_active:
@@ -193,46 +188,6 @@ class MemoryLedger:
                 for file in change.records:
                     files[file.path] = file
         return list(files.values())
-
-    def has_manifest(self, sha256: str, after: int) -> bool:
-        """Whether an entry later than `after` names this manifest."""
-        self.on_call("has")
-        return any(
-            commit.manifest.sha256 == sha256
-            for commit in self.commits
-            if commit.entry is not None and commit.entry.sequence > after
-        )
-
-    def differing_files(self) -> list[str]:
-        """What differs.json says."""
-        return self.stored_differing_files
-
-    def reported_sequence(self) -> int:
-        """What told.json says."""
-        return self.stored_reported_sequence
-
-    def put_reported_sequence(self, sequence: int) -> None:
-        """Write told.json."""
-        self.stored_reported_sequence = sequence
-
-    def witness(self) -> tuple[int, str] | None:
-        """What head.json says."""
-        self.on_call("witness")
-        return self.stored_witness
-
-    def put_witness(self, sequence: int, sha256: str) -> None:
-        """Write head.json."""
-        self.on_call("put_witness")
-        self.stored_witness = (sequence, sha256)
-
-    def archive_witness(self, reason: str) -> str:
-        """Move head.json away with the reason, and return the new path."""
-        self.on_call("archive_witness")
-        sequence, sha256 = self.stored_witness or (-1, "")
-        path = f"head-{sequence}-{sha256[:12]}.json"
-        self.archived_witnesses[path] = reason
-        self.stored_witness = None
-        return path
 
     def foreign_commit(self, data_change: str = "") -> None:
         """Let somebody else commit to the table. `data_change` says how the data changed, if it

@@ -19,11 +19,11 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session
 from seriatim.engine.task import PartitionWork, TaskContext, run_task
 from seriatim.ledger.model import Account
-from seriatim.memory.derived_tables import MemoryDerived
 from seriatim.memory.files import MemoryDigests, MemoryFiles
 from seriatim.memory.kafka import MemoryBatches, MemoryKafka, MemoryPastReader, MemoryReader
 from seriatim.memory.ledger import MemoryClock, MemoryLedger
-from seriatim.memory.snapshot_requests import MemoryRequests
+from seriatim.memory.outgoing import MemoryRequests
+from seriatim.memory.tables import MemoryDerived
 from seriatim.operations.run import FoldRun, RunOutcome, StopOffsets
 from seriatim.ports import (
     Clock,

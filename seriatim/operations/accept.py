@@ -1,13 +1,21 @@
-"""Accept: a person decides that a topic that was created again begins a new life, or that a retired
-topic goes on.
+"""A person's decisions about topics and about the ledger: accept, retire, restore.
 
-The sessions of the old life end. The accept entry itself carries the records that take their rows
+**Accept**: a topic that was created again begins a new life, or a retired topic goes on. The
+sessions of the old life end. The accept entry itself carries the records that take their rows
 back, at the old frontier (an offset that the old life never used) and under the old topic id. So
 both lives are in the records, told apart by their topic id, and folding the records still gives the
 state. After a crash anywhere the command can be run again: nothing counts before its one commit.
 
-Next: ledger/entries.py says what an accept requires; operations/restore.py is for a ledger that was
-restored by hand.
+**Retire**: a topic, or one partition of it, is over. Its state is kept and shown apart. Discovery
+neither reads nor judges it any more, whatever Kafka has under that name, until an accept.
+
+**Restore**: a restored, older ledger is meant, so that its witness follows it. Every command refuses
+a witness that is ahead of its ledger: to go on would fold messages twice, or lose them. If there is
+a ledger, the decision becomes an entry of it. If there is none, the witness is moved aside with the
+reason in it, and the next run begins at entry 0.
+
+Next: ledger/entries.py says what each requires; operations/plan.py leaves retired partitions out;
+ledger/commit.py refuses a ledger that is behind its witness.
 """
 
 from __future__ import annotations
@@ -26,19 +34,21 @@ from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Bounds, Partition
 from seriatim.engine.session import Session, SessionEndRecords
 from seriatim.engine.task import OutputWriters, stem_prefix
-from seriatim.errors import ConfigError, FencedError, raise_broken_promise
-from seriatim.ledger.commit import TRIES_MAX, commit, read_head
-from seriatim.ledger.entries import FINDINGS_ENDED_BY_ACCEPT, AcceptEntry
+from seriatim.errors import ConfigError, FencedError, IntegrityError, raise_broken_promise
+from seriatim.ledger.commit import TRIES_MAX, commit, read_head, require_head
+from seriatim.ledger.entries import FINDINGS_ENDED_BY_ACCEPT, AcceptEntry, RetireEntry
+from seriatim.ledger.manifests import REPORTED_NOTE, LedgerHead
 from seriatim.ledger.model import (
     Account,
     Change,
+    EntryMark,
     Ledger,
     refuse_incompatible_machine,
     unmoved_change,
 )
 from seriatim.operations.plan import bounds_finding
-from seriatim.operations.sweep import sweep_dead
-from seriatim.ports import LedgerHead, LedgerStore, OpenStream
+from seriatim.operations.sweep import sweep_attempts, sweep_dead
+from seriatim.ports import Clock, LedgerStore, Log, OpenStream
 
 RECORDS_PER_WRITE = 5_000
 OFFSETS_NAMED_MAX = 20
@@ -99,7 +109,8 @@ def accept_topic(
             topic=changes[0].partition.topic, is_new_life=is_new_life, reason=reason
         )
         if dry_run:
-            _count_effects(open_stream, head.ledger, changes, decision)
+            for change in changes:
+                _end_sessions(open_stream, head.ledger, change, decision)
             return decision
         # 3.
         try:
@@ -114,17 +125,6 @@ def accept_topic(
             if new_head.ledger.sequence == head.ledger.sequence:
                 raise
     return raise_broken_promise("an accept ends by a commit or an error")
-
-
-def require_head(store: LedgerStore, stream: str) -> LedgerHead:
-    """The head of the ledger. Without a ledger there is nothing to decide, which is refused."""
-    head = read_head(store, stream)
-    if head is None:
-        raise ConfigError(
-            f"{stream}: it was never run, so there is nothing to decide",
-            next=f"seriatim run {stream}",
-        )
-    return head
 
 
 def find_named_partitions(ledger: Ledger, name: str) -> tuple[str, list[Partition]]:
@@ -296,23 +296,6 @@ def _new_life_change(
     return replace(change, marks=tuple(marks))
 
 
-def _count_effects(
-    open_stream: OpenStream, ledger: Ledger, changes: list[Change], decision: TopicDecision
-) -> None:
-    """Count what the decision would do. Nothing is written."""
-    for change in changes:
-        partition = change.partition
-        account = ledger.account(partition)
-        partition_decision = _partition_decision(change, account)
-        decision.partitions.append(partition_decision)
-        if not decision.is_new_life or account is None:
-            continue
-        for name, session in open_stream.state.all_sessions(account.state):
-            end_records = _end_records_of(open_stream.runner, partition, name, session)
-            partition_decision.ended_sessions += 1
-            partition_decision.end_records += len(end_records)
-
-
 def _partition_decision(change: Change, account: Account | None) -> PartitionDecision:
     """What a change means for its partition, still without the count of sessions and records."""
     decision = PartitionDecision(
@@ -339,8 +322,7 @@ def _write_and_commit(
     attempt = open_stream.new_attempt()
     try:
         complete_changes = [
-            _write_end_records(open_stream, head.ledger, change, attempt, decision)
-            for change in changes
+            _end_sessions(open_stream, head.ledger, change, decision, attempt) for change in changes
         ]
         entry = AcceptEntry(
             attempt=attempt,
@@ -352,7 +334,7 @@ def _write_and_commit(
     except (FencedError, ConfigError):
         for change in changes:
             stem = f"{stem_prefix(change.epoch, change.frontier)}{attempt}"
-            open_stream.records.sweep(change.partition, stem, set())
+            sweep_attempts(open_stream.records, change.partition, stem)
         raise
     sweep_dead(open_stream.ledger, open_stream.records, new_head)
     crash_point("swept")
@@ -360,28 +342,31 @@ def _write_and_commit(
     return decision
 
 
-def _write_end_records(
-    open_stream: OpenStream, ledger: Ledger, change: Change, attempt: str, decision: TopicDecision
+def _end_sessions(
+    open_stream: OpenStream,
+    ledger: Ledger,
+    change: Change,
+    decision: TopicDecision,
+    attempt: str = "",
 ) -> Change:
     """The change, together with the records that take back the output of its sessions. Counts them
-    in `decision`.
+    in `decision`. Without an attempt they are only counted, and nothing is written.
     """
     account = ledger.account(change.partition)
     partition_decision = _partition_decision(change, account)
     decision.partitions.append(partition_decision)
     if not decision.is_new_life or account is None:
         return change
-    stem = f"{stem_prefix(account.epoch, account.frontier)}{attempt}"
-    writer = _EndRecordWriter(open_stream, change.partition, account, stem)
+    end_records = _EndRecords(open_stream, change.partition, account, attempt)
     marks = list(change.marks)
     for name, session in open_stream.state.all_sessions(account.state):
-        writer.add(name, session)
+        end_records.add(name, session)
         if session.waiting_messages:
             marks.append(_mark_waiting_messages_lost(name, session, account.topic_id))
-    records, other_records = writer.close()
+    records, other_records = end_records.close()
     crash_point("record-file-written")
-    partition_decision.ended_sessions = writer.sessions
-    partition_decision.end_records = writer.records
+    partition_decision.ended_sessions = end_records.sessions
+    partition_decision.end_records = end_records.records
     return replace(change, records=records, other_records=other_records, marks=tuple(marks))
 
 
@@ -403,20 +388,23 @@ def _mark_waiting_messages_lost(name: str, session: Session, topic_id: str) -> G
     )
 
 
-class _EndRecordWriter:
-    """Writes the records that end the sessions of a partition. They all have its frontier as offset
-    and are numbered from 0.
+class _EndRecords:
+    """The records that end the sessions of a partition. They all have its frontier as offset and are
+    numbered from 0. Without an attempt they are counted and not written.
     """
 
     def __init__(
-        self, open_stream: OpenStream, partition: Partition, account: Account, stem: str
+        self, open_stream: OpenStream, partition: Partition, account: Account, attempt: str
     ) -> None:
         self.runner = open_stream.runner
         self.partition = partition
         self.offset = account.frontier
-        self.writer = OutputWriters(
-            open_stream.records, partition, account.topic_id, stem, open_stream.runner.other_columns
-        )
+        self.writer: OutputWriters | None = None
+        if attempt:
+            stem = f"{stem_prefix(account.epoch, account.frontier)}{attempt}"
+            self.writer = OutputWriters(
+                open_stream.records, partition, account.topic_id, stem, self.runner.other_columns
+            )
         self.sessions = 0
         """How many sessions were ended."""
         self.records = 0
@@ -435,18 +423,22 @@ class _EndRecordWriter:
                 self._write_pending()
 
     def _write_pending(self) -> None:
+        pending = self._pending
+        self._pending = SessionEndRecords()
+        if self.writer is None or not pending.rows:
+            return
         try:
-            self.writer.write_end_records(self.offset, self._pending)
+            self.writer.write_end_records(self.offset, pending)
         except UnfitRecordsError as unfit:
-            session = self._pending.sessions[unfit.rows[0]]
+            session = pending.sessions[unfit.rows[0]]
             reason = "its records do not fit"
             raise _cannot_end_error(self.runner, self.partition, session, reason) from None
-        self._pending = SessionEndRecords()
 
     def close(self) -> tuple[tuple[File, ...], dict[str, tuple[File, ...]]]:
         """Finish the files and return them. There are none if there was nothing to take back."""
-        if self._pending.rows:
-            self._write_pending()
+        self._write_pending()
+        if self.writer is None:
+            return (), {}
         return self.writer.close()
 
 
@@ -469,3 +461,169 @@ def _cannot_end_error(runner: Runner, partition: Partition, name: str, reason: s
         f"{partition}: the machine {runner.name} cannot end session {shorten(name, 100)!r}: {shorten(reason)}",
         next="fix the machine's `end` (or `upgrade`), then accept again; nothing was changed",
     )
+
+
+class RetiredPartition(Struct, kw_only=True):
+    """What is known about a partition that was retired."""
+
+    partition: Partition
+    topic_id: str
+    frontier: int
+    unread_messages: int
+    """Messages that will not be read any more, as far as is known."""
+    halt_finding: str = ""
+    """The finding that had halted it; empty if it was not halted."""
+
+
+class RetireDecision(Struct, kw_only=True):
+    """What was decided; after a dry run, what would be decided."""
+
+    topic: str
+    reason: str
+    partitions: list[RetiredPartition] = field(default_factory=list)
+    sequence: int = -1
+    """The entry of the decision; -1 if nothing was committed."""
+
+
+def retire_topic(
+    store: LedgerStore,
+    log: Log,
+    clock: Clock,
+    stream: str,
+    topics: str,
+    name: str,
+    attempt: str,
+    reason: str,
+    *,
+    dry_run: bool = False,
+) -> RetireDecision:
+    """Retire a topic, or one partition of it (`topic/number`). A FencedError is raised if a run
+    moved its frontier meanwhile.
+    """
+    head = require_head(store, stream)
+    ledger = head.ledger
+    topic, live_accounts = _find_live_accounts(ledger, name)
+    refuse_held(ledger, list(live_accounts))
+    bounds = log.bounds(topics)
+    decision = RetireDecision(topic=topic, reason=reason)
+    changes = []
+    for partition, account in live_accounts.items():
+        decision.partitions.append(_retired_partition(partition, account, bounds.get(partition)))
+        changes.append(unmoved_change(partition, account))
+    if not dry_run:
+        entry = RetireEntry(
+            attempt=attempt,
+            product_version=__version__,
+            changes=tuple(changes),
+            reason=reason,
+        )
+        _, committed = commit(store, clock, head, entry)
+        decision.sequence = committed.sequence
+    return decision
+
+
+def _find_live_accounts(ledger: Ledger, name: str) -> tuple[str, dict[Partition, Account]]:
+    """The topic that a person names, and its accounts that are not retired yet. Refused if nothing of
+    that name was ever read, or if all of it is retired.
+    """
+    topic, partitions = find_named_partitions(ledger, name)
+    if not partitions:
+        raise unknown_topic_error(ledger, name)
+    live_accounts = {}
+    for partition in partitions:
+        account = ledger.partitions[str(partition)]
+        if not account.retired:
+            live_accounts[partition] = account
+    if not live_accounts:
+        raise ConfigError(
+            f"{ledger.stream}: {name} is retired already",
+            next=f'seriatim accept {ledger.stream} {name} --because "…" takes it back',
+        )
+    return topic, live_accounts
+
+
+def _retired_partition(
+    partition: Partition, account: Account, bounds: Bounds | None
+) -> RetiredPartition:
+    log_end = account.log_end
+    if bounds is not None and bounds.topic_id == account.topic_id:
+        log_end = bounds.log_end
+    return RetiredPartition(
+        partition=partition,
+        topic_id=account.topic_id,
+        frontier=account.frontier,
+        unread_messages=max(0, log_end - account.frontier),
+        halt_finding=account.halt.finding if account.halt else "",
+    )
+
+
+class RestoreDecision(Struct, kw_only=True):
+    """What was decided; after a dry run, what would be decided."""
+
+    witness_sequence: int
+    """The newest entry that the witness, head.json, knows."""
+    ledger_sequence: int
+    """The newest entry of the ledger; -1 if there is no ledger."""
+    contradiction: str
+    """Why the ledger is refused, as a text for people."""
+    reason: str
+    sequence: int = -1
+    """The entry of the decision; -1 if no entry was committed."""
+    archived_witness_path: str = ""
+    """Where the witness was moved to; empty if it was not moved."""
+
+
+def accept_restored_ledger(
+    store: LedgerStore,
+    clock: Clock,
+    stream: str,
+    attempt: str,
+    reason: str,
+    *,
+    dry_run: bool = False,
+) -> RestoreDecision:
+    """Make the witness follow the ledger as it is. Refused if the two do not contradict each other."""
+    contradiction = _find_contradiction(store, stream)
+    witness = store.witness()
+    head = store.head(stream)
+    if not contradiction and head is not None and head.ledger.foreign_sequence >= 0:
+        sequence = head.ledger.foreign_sequence
+        contradiction = f"others wrote to the records table, told by entry {sequence}"
+    if not contradiction or witness is None:
+        raise ConfigError(
+            f"{stream}: nothing to accept: the ledger is not behind its witness",
+            next=f"`seriatim status {stream}` shows how it is",
+        )
+    decision = RestoreDecision(
+        witness_sequence=witness.sequence,
+        ledger_sequence=head.ledger.sequence if head else -1,
+        contradiction=contradiction,
+        reason=reason,
+    )
+    if dry_run:
+        return decision
+    # New entries will get numbers that were reported before the restore. They have to be reported
+    # again, so the mark goes back as well.
+    reported_sequence = store.note(REPORTED_NOTE).sequence
+    reported = EntryMark(min(reported_sequence, decision.ledger_sequence))
+    store.put_note(REPORTED_NOTE, reported)
+    if head is None:
+        decision.archived_witness_path = store.archive_witness(reason)
+        return decision
+    entry = AcceptEntry(
+        attempt=attempt,
+        product_version=__version__,
+        reason=reason,
+    )
+    _, committed = commit(store, clock, head, entry)
+    decision.sequence = committed.sequence
+    return decision
+
+
+def _find_contradiction(store: LedgerStore, stream: str) -> str:
+    """Why the ledger is refused, as a text for people; empty if it is not refused."""
+    try:
+        read_head(store, stream)
+    except IntegrityError as error:
+        return error.message
+    return ""

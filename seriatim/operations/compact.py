@@ -37,19 +37,15 @@ from seriatim.errors import (
     IntegrityError,
     PlatformError,
     ensure,
-    raise_broken_promise,
 )
-from seriatim.ledger.commit import commit, read_head
+from seriatim.ledger.commit import commit, read_head_again, require_head
 from seriatim.ledger.entries import AcceptEntry, CompactEntry, Entry
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Change, Ledger, unmoved_change
 from seriatim.ledger.replaced_files import Intent, compacted_file_stem
 from seriatim.operations.followers import catch_up_after_run
-from seriatim.operations.sweep import find_outdated, sweep_dead, sweep_replaced
-from seriatim.ports import (
-    LedgerHead,
-    LedgerStore,
-    OpenStream,
-)
+from seriatim.operations.sweep import find_outdated, sweep_attempts, sweep_dead, sweep_replaced
+from seriatim.ports import LedgerStore, OpenStream
 
 GROUPS_MAX = 8
 """The most new files in one entry, and so the most work that a crash can cost."""
@@ -127,10 +123,9 @@ def compact_stream(
     progress: ProgressCallback | None = None,
 ) -> CompactResult:
     """Compact a stream, or one partition of it. With `dry_run` nothing is written."""
-    head = read_head(open_stream.ledger, open_stream.stream.name)
-    if head is None:
-        name = open_stream.stream.name
-        raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
+    ledger_store = open_stream.ledger
+    name = open_stream.stream.name
+    head = require_head(ledger_store, name)
     _refuse_unknown(head.ledger, only_partition)
     # Step 1.
     result = CompactResult(
@@ -141,7 +136,7 @@ def compact_stream(
     keep_seconds = open_stream.stream.output.keep_versions_days * DAY_SECONDS
     until_seconds = open_stream.clock.now_seconds() - keep_seconds
     if dry_run:
-        outdated = find_outdated(open_stream.ledger, open_stream.records, head, until_seconds)
+        outdated = find_outdated(ledger_store, head, until_seconds)
         result.swept_replaced_files = len(outdated.paths)
         return result
     # Steps 2 to 4.
@@ -153,19 +148,14 @@ def compact_stream(
         if progress is not None:
             progress(copied_bytes, total_bytes)
     # Step 5.
-    head = _read_existing_head(open_stream)
-    replaced = sweep_replaced(open_stream.ledger, open_stream.records, head, until_seconds)
-    orphans = sweep_dead(open_stream.ledger, open_stream.records, head)
+    head = read_head_again(ledger_store, name)
+    replaced = sweep_replaced(ledger_store, open_stream.records, head, until_seconds)
+    orphans = sweep_dead(ledger_store, open_stream.records, head)
     result.swept_replaced_files = len(replaced)
     result.swept_orphans = len(orphans)
-    result.derived_error = catch_up_after_run(open_stream.ledger, open_stream.derived, head.ledger)
+    result.derived_error = catch_up_after_run(ledger_store, open_stream.derived, head.ledger)
     result.sequence = head.ledger.sequence
     return result
-
-
-def _read_existing_head(open_stream: OpenStream) -> LedgerHead:
-    head = read_head(open_stream.ledger, open_stream.stream.name)
-    return head or raise_broken_promise("the ledger vanished while it was compacted")
 
 
 def _refuse_unknown(ledger: Ledger, only_partition: Partition | None) -> None:
@@ -305,8 +295,11 @@ class _PieceCompaction:
                 raise
             self.piece.files_after = 0
             self.piece.bytes_after = 0
-        self.open_stream.records.sweep(self.piece.partition, f"compact-{self.attempt}-", set())
+        sweep_attempts(self.open_stream.records, self.piece.partition, f"compact-{self.attempt}-")
         self.open_stream.records.drop_intent(intent)
+
+    def _read_head(self) -> LedgerHead:
+        return read_head_again(self.open_stream.ledger, self.open_stream.stream.name)
 
     def _write_intent(self) -> Intent:
         """Step 2."""
@@ -315,7 +308,7 @@ class _PieceCompaction:
             partition=piece.partition,
             attempt=self.attempt,
             epoch=piece.account.epoch,
-            sequence=_read_existing_head(self.open_stream).ledger.sequence,
+            sequence=self._read_head().ledger.sequence,
             records=file_paths(piece.record_inputs),
             state=file_paths(piece.state),
         )
@@ -350,7 +343,7 @@ class _PieceCompaction:
                 )
             except IntegrityError as damage:
                 self._note_damaged_input(damage, group)
-                self.open_stream.records.sweep(partition, stem, set())
+                sweep_attempts(self.open_stream.records, partition, stem)
             else:
                 self.removed_paths += file_paths(group)
                 yield new_file
@@ -385,7 +378,7 @@ class _PieceCompaction:
             changes=(change,),
             removed_paths=tuple(sorted(self.removed_paths)),
         )
-        head = _read_existing_head(self.open_stream)
+        head = self._read_head()
         _, committed = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)
         self.piece.sequence = committed.sequence
 
@@ -400,7 +393,7 @@ class _PieceCompaction:
     def _inputs_replaced_reason(self) -> str:
         """What another run did to the inputs, as a text for people; empty if nothing."""
         piece = self.piece
-        head = _read_existing_head(self.open_stream)
+        head = self._read_head()
         account = head.ledger.partitions[str(piece.partition)]
         if account.hold is not None:
             return f"{piece.partition} is held by {account.hold}"

@@ -9,7 +9,7 @@ from nothing, as is one that was lost.
 entries and their files alone.
 
 Next: operations/publish.py has the follower `current`; ledger/gaps.py turns entries into gaps;
-storage/derived_tables.py and storage/further_tables.py are the tables.
+storage/derived_tables.py has the tables.
 """
 
 from __future__ import annotations
@@ -30,12 +30,11 @@ from seriatim.ledger.commit import TRIES_MAX
 from seriatim.ledger.entries import RepairEntry
 from seriatim.ledger.gaps import Gap, GapsFold, QuarantineFile, ended_quarantines, quarantine_files
 from seriatim.ledger.manifests import Manifest
-from seriatim.ledger.model import Ledger
+from seriatim.ledger.model import EntryMark, Ledger
 from seriatim.ports import (
     AppliedVersion,
     CommitConflictError,
     DerivedStore,
-    EntryMark,
     LedgerStore,
     OutputStore,
 )
@@ -185,7 +184,7 @@ class GapsFollower:
     def begin(self, applied: AppliedVersion, target: Ledger) -> None:
         """Begin with the gaps that the table has."""
         self.applied = applied
-        self.entry = mark_of(target)
+        self.entry = target.mark
         self.previous_gaps: list[Gap] = []
         if applied.sequence >= 0:
             self.previous_gaps = self.derived.gaps(applied)
@@ -224,7 +223,7 @@ class QuarantineFollower:
     def begin(self, applied: AppliedVersion, target: Ledger) -> None:
         """Begin with no files."""
         self.applied = applied
-        self.entry = mark_of(target)
+        self.entry = target.mark
         self.new_files: list[QuarantineFile] = []
         self.has_files_of_repair = False
 
@@ -274,7 +273,7 @@ class FurtherTableFollower:
     def begin(self, applied: AppliedVersion, target: Ledger) -> None:
         """Begin with no changes."""
         self.applied = applied
-        self.entry = mark_of(target)
+        self.entry = target.mark
         self.changes: list[FileChanges] = []
         self.files_by_path: dict[str, tuple[Partition, File]] = {}
 
@@ -316,12 +315,7 @@ def _file_changes_of(manifest: Manifest, table: str) -> FileChanges:
     for change in entry.changes:
         added += [(change.partition, file) for file in change.other_records.get(table, ())]
     removed = [path for path in entry.removed_paths if table_of_path(path) == table]
-    return FileChanges(mark_of(manifest.ledger), added, removed)
-
-
-def mark_of(ledger: Ledger) -> EntryMark:
-    """What a commit says that reaches the entry of this ledger."""
-    return EntryMark(ledger.sequence, ledger.sha256)
+    return FileChanges(manifest.ledger.mark, added, removed)
 
 
 def catch_up_after_run(store: LedgerStore, derived: DerivedStore, head: Ledger) -> str:
@@ -348,7 +342,7 @@ def catch_up_derived(
     """
 
     def note_up_to_date() -> None:
-        derived.note_up_to_date(mark_of(head))
+        derived.note_up_to_date(head.mark)
         crash_point("derived")
 
     gaps = GapsFollower(derived)

@@ -20,7 +20,7 @@ from msgspec import Struct, field
 
 from seriatim.engine.crash_points import crash_point
 from seriatim.errors import ConfigError
-from seriatim.ledger.commit import read_head
+from seriatim.ledger.commit import require_head
 from seriatim.ledger.current_rows import (
     CurrentWriteResult,
     PartitionCatchUp,
@@ -31,7 +31,7 @@ from seriatim.ledger.current_rows import (
 )
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Ledger
-from seriatim.operations.followers import catch_up, entries_between, mark_of
+from seriatim.operations.followers import catch_up, entries_between
 from seriatim.ports import CurrentStore, LedgerStore, PublishedVersion
 
 PublishProgress = Callable[[int, int], None]
@@ -156,7 +156,7 @@ class CurrentFollower:
             report_progress = _record_counter(self.progress, result.records_to_read())
             result.written = self.current.put_rows(
                 self.published,
-                mark_of(target),
+                target.mark,
                 self.plan.topic_ids,
                 result.catch_ups,
                 report_progress,
@@ -207,9 +207,7 @@ def changes_since(
 
 def _target_ledger(stream: str, store: LedgerStore, sequence: int | None) -> Ledger:
     """The ledger as of an entry; the newest one if `sequence` is None."""
-    head = read_head(store, stream)
-    if head is None:
-        raise ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
+    head = require_head(store, stream)
     newest_sequence = head.ledger.sequence
     if sequence is None or sequence == newest_sequence:
         return head.ledger

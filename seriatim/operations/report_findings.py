@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from seriatim.engine.findings import Finding
 from seriatim.ledger.commit import read_head
+from seriatim.ledger.manifests import REPORTED_NOTE
+from seriatim.ledger.model import EntryMark
 from seriatim.ports import LedgerStore
 
 
@@ -17,7 +19,7 @@ def unreported_findings(store: LedgerStore, stream: str) -> list[Finding]:
     if head is None:
         return []
     findings: list[Finding] = []
-    for sequence in range(store.reported_sequence() + 1, head.ledger.sequence + 1):
+    for sequence in range(store.note(REPORTED_NOTE).sequence + 1, head.ledger.sequence + 1):
         findings += store.manifest_at(stream, sequence).entry.findings
     return findings
 
@@ -30,5 +32,5 @@ def last_sequence(store: LedgerStore, stream: str) -> int:
 
 def mark_reported(store: LedgerStore, sequence: int) -> None:
     """Remember that everything up to this entry was reported."""
-    if sequence > store.reported_sequence():
-        store.put_reported_sequence(sequence)
+    if sequence > store.note(REPORTED_NOTE).sequence:
+        store.put_note(REPORTED_NOTE, EntryMark(sequence))

@@ -55,8 +55,17 @@ from seriatim.errors import (
     ensure,
     raise_broken_promise,
 )
-from seriatim.ledger.commit import TRIES_MAX, catch_up_witness, commit, read_head, start_ledger
+from seriatim.ledger.commit import (
+    TRIES_MAX,
+    catch_up_witness,
+    commit,
+    frontier_moved_error,
+    read_head,
+    read_head_again,
+    start_ledger,
+)
 from seriatim.ledger.entries import SliceEntry
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import (
     Account,
     Change,
@@ -69,9 +78,8 @@ from seriatim.ledger.model import (
 from seriatim.operations.ask_for_snapshots import request_snapshots_after_run
 from seriatim.operations.followers import catch_up_after_run
 from seriatim.operations.plan import SlicePlan, discover_topics, next_slice_ranges, ranges_to_read
-from seriatim.operations.sweep import sweep_dead
+from seriatim.operations.sweep import sweep_attempts, sweep_dead
 from seriatim.ports import (
-    LedgerHead,
     Log,
     OpenStream,
     Reader,
@@ -345,10 +353,10 @@ class FoldRun:
     ) -> PartitionWork:
         account = self._account(partition)
         if account.frontier != offset_range.start:
-            raise FencedError(
-                f"{self.stream.name}: another run moved the frontier while this one was folding",
-                found=f"{partition} is at offset {account.frontier}, not {offset_range.start}",
-                next="run again to go on from where the other one is",
+            raise frontier_moved_error(
+                self.stream.name,
+                f"{partition} is at offset {account.frontier}, not {offset_range.start}",
+                "run again to go on from where the other one is",
             )
         return PartitionWork(
             partition=partition,
@@ -448,7 +456,7 @@ class FoldRun:
                 continue
             committed_paths = set(file_paths(change.files()))
             stem = stem_prefix(change.epoch, change.frontier)
-            self.open_stream.records.sweep(change.partition, stem, committed_paths)
+            sweep_attempts(self.open_stream.records, change.partition, stem, committed_paths)
         crash_point("swept")
 
     def _count_entry(self, entry: SliceEntry) -> None:
@@ -566,15 +574,14 @@ class FoldRun:
             account = self._account(partition)
             remaining = offset_range.end - account.frontier
             if account.halt is None and not account.retired and remaining > 0:
-                raise FencedError(
-                    f"{self.stream.name}: another run moved the frontier while this one was folding",
-                    found=f"{partition} is at offset {account.frontier}, {remaining} are left",
-                    next="nothing of this slice was written; run again to go on from where the other one is",
+                raise frontier_moved_error(
+                    self.stream.name,
+                    f"{partition} is at offset {account.frontier}, {remaining} are left",
+                    "nothing of this slice was written; run again to go on from where the other one is",
                 )
 
     def _read_head(self) -> LedgerHead:
-        head = read_head(self.open_stream.ledger, self.stream.name)
-        return head or raise_broken_promise("the ledger vanished in mid-run")
+        return read_head_again(self.open_stream.ledger, self.stream.name)
 
     def _account(self, partition: Partition) -> Account:
         account = self.head.ledger.account(partition)

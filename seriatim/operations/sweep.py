@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 
 from seriatim.engine.crash_points import crash_point
@@ -29,9 +29,10 @@ from seriatim.engine.files import file_paths
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.entries import CompactEntry
+from seriatim.ledger.manifests import SWEPT_NOTE, LedgerHead
 from seriatim.ledger.model import Account, Ledger
 from seriatim.ledger.replaced_files import COMPACTED_NAME, Intent, OutdatedFiles
-from seriatim.ports import LedgerHead, LedgerStore, RecordStore
+from seriatim.ports import LedgerStore, RecordStore
 
 SLICE_FILE_NAME = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)(?:\.parquet)?")
 """Epoch, start and attempt in the name of a slice's file. A name like `0-00-a` is not ours."""
@@ -47,6 +48,19 @@ def sweep_dead(ledger: LedgerStore, records: RecordStore, head: LedgerHead) -> l
     for name, account in head.ledger.partitions.items():
         swept += orphan_sweep.sweep_partition(Partition.parse(name), account)
     return swept
+
+
+def sweep_attempts(
+    records: RecordStore, partition: Partition, stem_prefix: str, keep: Collection[str] = ()
+) -> list[str]:
+    """Delete those files of a partition whose names begin so, finished or not, except the paths in
+    `keep`. Returns their paths.
+    """
+    attempts = []
+    for path in records.paths(partition):
+        if _file_name(path).startswith(stem_prefix) and path not in keep:
+            attempts.append(path)
+    return records.delete(attempts)
 
 
 class _OrphanSweep:
@@ -233,7 +247,7 @@ def sweep_replaced(
     """Delete the files that entries up to a moment replaced. Returns their paths. Later entries keep
     all of their files.
     """
-    outdated = find_outdated(ledger, records, head, until_seconds)
+    outdated = find_outdated(ledger, head, until_seconds)
     paths = sorted(outdated.paths)
     # In two halves, so that a test can crash in between.
     middle = len(paths) // 2
@@ -242,18 +256,16 @@ def sweep_replaced(
     swept += records.delete(paths[middle:])
     if outdated.sequence >= 0:
         oldest_complete = ledger.ledger_at(head.ledger.stream, outdated.sequence)
-        records.put_oldest_complete_entry(outdated.sequence, oldest_complete.sha256)
+        ledger.put_note(SWEPT_NOTE, oldest_complete.mark)
     return swept
 
 
-def find_outdated(
-    ledger: LedgerStore, records: RecordStore, head: LedgerHead, until_seconds: float
-) -> OutdatedFiles:
+def find_outdated(ledger: LedgerStore, head: LedgerHead, until_seconds: float) -> OutdatedFiles:
     """The files that entries up to a moment replaced, without those that an earlier sweep has
     deleted and those that are in use.
     """
     stream = head.ledger.stream
-    start = _oldest_complete_ledger(ledger, records, head.ledger) or Ledger(stream=stream)
+    start = _oldest_complete_ledger(ledger, head.ledger) or Ledger(stream=stream)
     outdated = OutdatedFiles(start, until_seconds)
     for manifest in ledger.entries(stream, start.sequence):
         if manifest.entry.sequence > head.ledger.sequence:
@@ -264,29 +276,25 @@ def find_outdated(
     return outdated
 
 
-def _oldest_complete_ledger(
-    ledger: LedgerStore, records: RecordStore, head: Ledger
-) -> Ledger | None:
+def _oldest_complete_ledger(ledger: LedgerStore, head: Ledger) -> Ledger | None:
     """The ledger as of the oldest entry of which all files are kept; None if nothing of this ledger
     was swept.
     """
-    sequence, sha256 = records.oldest_complete_entry()
-    if not 0 <= sequence <= head.sequence:
+    swept = ledger.note(SWEPT_NOTE)
+    if not 0 <= swept.sequence <= head.sequence:
         return None
-    oldest_complete = ledger.ledger_at(head.stream, sequence)
-    if oldest_complete.sha256 != sha256:
+    oldest_complete = ledger.ledger_at(head.stream, swept.sequence)
+    if oldest_complete.mark != swept:
         # The note was left by another ledger, before this one was restored or started anew.
         return None
     return oldest_complete
 
 
-def refuse_swept(
-    ledger: LedgerStore, records: RecordStore, head: Ledger, sequence: int, directory: str
-) -> None:
+def refuse_swept(ledger: LedgerStore, head: Ledger, sequence: int, directory: str) -> None:
     """Refuse to look back to an entry if some of its files below `directory`, which is `records` or
     `state`, were deleted meanwhile.
     """
-    oldest_complete = _oldest_complete_ledger(ledger, records, head)
+    oldest_complete = _oldest_complete_ledger(ledger, head)
     if oldest_complete is None or sequence >= oldest_complete.sequence:
         return
     if directory == "records":

@@ -35,7 +35,8 @@ from seriatim.ledger.manifests import WITNESS_KEY, Manifest, ManifestFiles, Mani
 from seriatim.operations.prove.chain import AddedFile, Commit, CommitSignature
 from seriatim.operations.prove.rules import FileOutline, FileReading
 from seriatim.ports import UnreadableFileError
-from seriatim.storage.delta_table import COMMIT_METADATA_KEY, first_line
+from seriatim.storage.delta_table import COMMIT_METADATA_KEY
+from seriatim.storage.parquet import first_line
 from seriatim.storage.record_rows import LastRecords, RecordOrderScan, read_row_groups, row_images
 from seriatim.storage.state_files import StateFile
 from seriatim.storage.store import Store, digest_object, open_store, xxh3_and_sha256

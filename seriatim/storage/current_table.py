@@ -31,9 +31,9 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.records import RowKeySpec
 from seriatim.errors import PlatformError, ensure
 from seriatim.ledger.current_rows import CurrentWriteResult, PartitionCatchUp, TopicIdsByPartition
-from seriatim.ports import EntryMark, PublishedVersion
+from seriatim.ledger.model import EntryMark
+from seriatim.ports import PublishedVersion
 from seriatim.storage.delta_table import (
-    STORAGE_ERRORS,
     MarkedTable,
     TableFile,
     storage_errors_as_conflict,
@@ -140,7 +140,7 @@ class DeltaCurrent:
         self.compression = compression
         self.keep_hours = max(1, min(24 * keep_days, KEEP_HOURS_MAX))
         self.row_merger = RowMerger(store, stream, schema, row_key_spec)
-        self.table = MarkedTable(store, TABLE_KEY, self.row_merger.schema, settings=TABLE_SETTINGS)
+        self.table = _open_table(store, self.row_merger.schema)
 
     def published_version(self) -> PublishedVersion:
         """The entry that the table shows, as its last commit says.
@@ -234,11 +234,8 @@ class DeltaCurrent:
             self._write_part(entry, catch_up.partition, bucket, rows, pending)
 
     def _read_file(self, key: str) -> pa.Table:
-        try:
-            with open_parquet(self.store, key) as parquet:
-                return parquet.read()
-        except STORAGE_ERRORS as error:
-            raise _unreadable_error(self.table, error) from error
+        with self.table.reading(), open_parquet(self.store, key) as parquet:
+            return parquet.read()
 
     def _write_part(
         self,
@@ -275,8 +272,7 @@ class DeltaCurrent:
         if expected.token is not None and self.table.column_difference(expected.token):
             raise PlatformError(
                 f"the table {self.table.url} has other columns than the machine's records",
-                next=f"move {self.table.url} out of the way and publish again:"
-                " it is made of the records",
+                next=self.table.advice,
             )
         version = self.table.commit(
             expected.token, msgspec.to_builtins(mark), pending.new_files, pending.replaced_keys
@@ -294,13 +290,13 @@ class DeltaCurrent:
 
 def published_sequence(store: Store) -> int | None:
     """The entry that the table shows; None if there is no table, or it cannot be relied on."""
-    _, mark = _load_with_mark(MarkedTable(store, TABLE_KEY))
+    _, mark = _load_with_mark(_open_table(store))
     return mark.sequence if mark else None
 
 
 def _load_with_mark(table: MarkedTable) -> tuple[DeltaTable | None, PublishedMark | None]:
     """The table, and what our last commit says. No mark: somebody else committed after it."""
-    try:
+    with table.reading():
         loaded = table.load()
         if loaded is None:
             return None, None
@@ -310,8 +306,12 @@ def _load_with_mark(table: MarkedTable) -> tuple[DeltaTable | None, PublishedMar
             if commit.operation not in MAINTENANCE_OPERATIONS:
                 break
         return loaded, None
-    except STORAGE_ERRORS as error:
-        raise _unreadable_error(table, error) from error
+
+
+def _open_table(store: Store, schema: pa.Schema | None = None) -> MarkedTable:
+    url = f"{store.url}/{TABLE_KEY}"
+    advice = f"move {url} out of the way and publish again: it is made of the records"
+    return MarkedTable(store, TABLE_KEY, schema, settings=TABLE_SETTINGS, advice=advice)
 
 
 def _keys_by_partition(keys: Iterable[str]) -> KeysByPartition:
@@ -365,11 +365,4 @@ def _table_file(file: File, partition: Partition, rows: pa.Table) -> TableFile:
         rows=file.rows,
         lowest={**own, "offset": offsets["min"], "session": lowest_session},
         highest={**own, "offset": offsets["max"], "session": highest_session},
-    )
-
-
-def _unreadable_error(table: MarkedTable, error: Exception) -> PlatformError:
-    return table.unreadable_error(
-        error,
-        f"move {table.url} out of the way and publish again: it is made of the records",
     )

@@ -11,8 +11,8 @@ was thought dead, and accept it.
     mark = table.last_mark(loaded, CommitMark)             # what our newest commit says
     table.commit(loaded, {"sequence": 7}, adds, removes)   # CommitConflictError if not confirmed
 
-Next: ledger/delta_store.py has the ledger; current_table.py, derived_tables.py and
-further_tables.py have the tables that follow it.
+Next: ledger/delta_store.py has the ledger; current_table.py and derived_tables.py have the tables
+that follow it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,12 @@ from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 from msgspec import Struct
 
+from seriatim.engine.files import File
+from seriatim.engine.offsets import Partition
 from seriatim.errors import PlatformError, ensure
-from seriatim.ports import CommitConflictError
+from seriatim.ledger.model import EntryMark
+from seriatim.ports import AppliedVersion, CommitConflictError
+from seriatim.storage.parquet import first_line
 from seriatim.storage.store import Store
 
 COMMIT_METADATA_KEY = "seriatim"
@@ -38,6 +42,15 @@ COMMIT_METADATA_KEY = "seriatim"
 STORAGE_ERRORS = (DeltaError, OSError, pa.ArrowException, msgspec.MsgspecError)
 """What reading or writing a Delta table raises."""
 Mark = TypeVar("Mark")
+RECORD_TABLE_SETTINGS = {
+    "delta.logRetentionDuration": "interval 3650 days",
+    "delta.enableExpiredLogCleanup": "false",
+    "delta.dataSkippingStatsColumns": "offset",
+}
+"""Settings of tables with records. The log is kept longer than any audit looks back. Statistics have
+`offset` alone: delta-rs drops rows under a filter where the statistics of a file lack a column that
+it expects.
+"""
 
 
 class TableFile(Struct, frozen=True, kw_only=True):
@@ -64,6 +77,18 @@ class TableFile(Struct, frozen=True, kw_only=True):
             statistics["nullCount"] = self.null_counts
         # One of ten thousand in a commit: the standard library takes ten times as long.
         return msgspec.json.encode(statistics).decode()
+
+
+def record_table_file(partition: Partition, file: File) -> TableFile:
+    """A record file of a partition, as a table of records has it."""
+    return TableFile(
+        key=file.path,
+        size_bytes=file.size_bytes,
+        rows=file.rows,
+        lowest={"offset": file.first_offset},
+        highest={"offset": file.last_offset},
+        partition_values={"topic": partition.topic, "partition": partition.number},
+    )
 
 
 class TableCommit(Struct, frozen=True, kw_only=True):
@@ -117,6 +142,7 @@ class MarkedTable:
         *,
         partition_by: Sequence[str] = (),
         settings: Mapping[str, str | None] | None = None,
+        advice: str = "",
     ) -> None:
         self.store = store
         self.key = key
@@ -124,6 +150,8 @@ class MarkedTable:
         self.partition_by = list(partition_by)
         self.settings = settings
         """Settings that the table is created with."""
+        self.advice = advice
+        """What a person can do if the table cannot be read."""
         self.url = f"{store.url}/{key}"
 
     def load(self, version: int | None = None) -> DeltaTable | None:
@@ -158,6 +186,19 @@ class MarkedTable:
             if commit.mark is not None:
                 return msgspec.convert(commit.mark, mark_type)
         return None
+
+    def applied_version(self) -> AppliedVersion:
+        """The ledger entry that the table has reached, as our last commit says; -1 if there is no
+        table, or no commit of ours.
+        """
+        mark: EntryMark | None = None
+        with self.reading():
+            loaded = self.load()
+            if loaded is not None:
+                mark = self.last_mark(loaded, EntryMark)
+        if mark is None:
+            return AppliedVersion(token=loaded)
+        return AppliedVersion(mark.sequence, mark.sha256, loaded)
 
     def files(self, loaded: DeltaTable) -> dict[str, TableFile]:
         """The data files of the loaded version, by key."""
@@ -247,11 +288,19 @@ class MarkedTable:
         self.store.delete_unfinished(f"{self.key}/")
         return loaded.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=full)
 
-    def unreadable_error(self, error: Exception, next_step: str) -> PlatformError:
-        """The table cannot be read, and what a person can do about it."""
-        return PlatformError(
-            f"the table {self.key} cannot be read", cause=first_line(error)[:400], next=next_step
-        )
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Raise storage errors as the error that the table cannot be read, with what a person can do
+        about it.
+        """
+        try:
+            yield
+        except STORAGE_ERRORS as error:
+            raise PlatformError(
+                f"the table {self.key} cannot be read",
+                cause=first_line(error)[:400],
+                next=self.advice,
+            ) from error
 
     def _known_schema(self) -> pa.Schema:
         ensure(self.schema is not None, "the columns of the table are known", table=self.key)
@@ -361,12 +410,6 @@ def _column_types(schema: pa.Schema) -> dict[str, str]:
 
 def _now_ms() -> int:
     return int(time.time() * 1000)
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of an error, without the stack frames that delta-rs adds below it."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""The derived tables `gaps` and `quarantine`, as Delta tables below the output path of a stream.
+"""The tables that follow the ledger: `gaps`, `quarantine`, and `records-NAME` for each further kind of
+records of a machine, as Delta tables below the output path of a stream.
 
 Each commit names the entry that it reaches, is made on exactly the table that was read before, and
 adds and removes files at once, so that readers see a table as of one entry. The file `derived.json`
@@ -15,21 +16,26 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
 from msgspec.structs import asdict
 
-from seriatim.errors import IntegrityError, PlatformError
+from seriatim.engine.records import table_directory
+from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.gaps import Gap, QuarantineFile, quarantine_release_finder
-from seriatim.ports import AppliedVersion, DerivedTableName, EntryMark, OutputStore
+from seriatim.ledger.model import EntryMark
+from seriatim.ports import AppliedVersion, DerivedTableName, OutputStore, PartitionFiles
 from seriatim.storage.delta_table import (
-    STORAGE_ERRORS,
+    RECORD_TABLE_SETTINGS,
     MarkedTable,
     TableFile,
+    record_table_file,
     storage_errors_as_conflict,
 )
-from seriatim.storage.parquet import ParquetFileWriter, open_parquet
-from seriatim.storage.store import Store, digest_object
+from seriatim.storage.parquet import ParquetFileWriter, describe_damage, open_parquet
+from seriatim.storage.record_files import QUARANTINE_FILE_SCHEMA
+from seriatim.storage.store import Store
 
 PROGRESS_FILE = "derived.json"
 VACUUM_EVERY = 100
@@ -59,24 +65,9 @@ RELEASE_FIELDS = [
     pa.field("released_offset", pa.int64()),
 ]
 QUARANTINE_SCHEMA = pa.schema(
-    [
-        pa.field("topic", pa.string()),
-        pa.field("topic_id", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", pa.timestamp("us", "UTC")),
-        pa.field("session", pa.string()),
-        pa.field("finding", pa.string()),
-        pa.field("cause", pa.string()),
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
-        pa.field("kept_by", pa.int64()),
-        *RELEASE_FIELDS,
-    ]
+    [*QUARANTINE_FILE_SCHEMA, pa.field("kept_by", pa.int64()), *RELEASE_FIELDS]
 )
-QUARANTINE_FILE_COLUMNS = QUARANTINE_SCHEMA.names[: -len(RELEASE_FIELDS) - 1]
-"""The columns that the files of quarantined messages have: all but `kept_by` and the release."""
+"""What the files of quarantined messages have, the entry that wrote them, and the release."""
 SCHEMAS: dict[DerivedTableName, pa.Schema] = {"gaps": GAPS_SCHEMA, "quarantine": QUARANTINE_SCHEMA}
 FindRelease = Callable[[Mapping[str, Any]], Gap | None]
 """Finds the quarantine to which a message belongs, if it has ended."""
@@ -94,8 +85,8 @@ class DeltaDerived:
         self.store = store
         self.compression = compression
         self.output_store = output_store
-        self._gaps = MarkedTable(store, "gaps", GAPS_SCHEMA)
-        self._quarantine = MarkedTable(store, "quarantine", QUARANTINE_SCHEMA)
+        self._gaps = _derived_table(store, "gaps")
+        self._quarantine = _derived_table(store, "quarantine")
 
     def _table(self, name: DerivedTableName) -> MarkedTable:
         return self._gaps if name == "gaps" else self._quarantine
@@ -104,31 +95,24 @@ class DeltaDerived:
         """The entry that a table has reached: the one of its last commit of ours, or a later one if
         nothing had to be put since.
         """
-        delta_table = self._table(table)
-        try:
-            loaded = delta_table.load()
-            if loaded is None:
-                return AppliedVersion()
-            mark = delta_table.last_mark(loaded, EntryMark)
-        except STORAGE_ERRORS as error:
-            raise _unreadable_error(delta_table, error) from error
-        if mark is None:
-            return AppliedVersion(token=loaded)
+        applied = self._table(table).applied_version()
+        if applied.sequence < 0:
+            return applied
         progress = self._read_progress_file()
         # The progress file counts only for the versions that it names: after any other commit it
         # says nothing about this table.
-        is_of_this_version = progress.get(table) == loaded.version()
-        if is_of_this_version and progress["sequence"] > mark.sequence >= 0:
-            mark = EntryMark(progress["sequence"], progress["sha256"])
-        return AppliedVersion(mark.sequence, mark.sha256, loaded)
+        is_of_this_version = progress.get(table) == applied.token.version()
+        if is_of_this_version and progress["sequence"] > applied.sequence:
+            return AppliedVersion(progress["sequence"], progress["sha256"], applied.token)
+        return applied
 
     def gaps(self, applied: AppliedVersion) -> list[Gap]:
         """The gaps in the table as of this version, in the order in which they were opened."""
-        try:
+        with self._gaps.reading():
             rows = applied.token.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
-            gaps = [Gap(start=row.pop("from"), **row) for row in rows]
-        except (*STORAGE_ERRORS, TypeError, KeyError) as error:
-            raise _unreadable_error(self._gaps, error) from error
+            for row in rows:
+                row["start"] = row.pop("from", None)
+            gaps = msgspec.convert(rows, list[Gap])
         return sorted(gaps, key=lambda gap: gap.opened)
 
     def put_gaps(
@@ -230,18 +214,15 @@ class DeltaDerived:
         first.
         """
         file = quarantine_file.file
-        try:
-            digest = digest_object(self.store, file.path)
-        except FileNotFoundError:
-            digest = "missing"
-        if digest != file.digest:
+        damage = describe_damage(self.store, file)
+        if damage:
             raise IntegrityError(
-                f"{file.path}: its digest is {digest}, the ledger says {file.digest}",
+                f"{file.path}: {damage}",
                 cause="the file was changed or lost after it was committed",
                 next="restore this file from a backup: it has the messages that were set aside",
             )
         for batch in self._batches(file.path):
-            message_columns = [batch.column(name) for name in QUARANTINE_FILE_COLUMNS]
+            message_columns = [batch.column(name) for name in QUARANTINE_FILE_SCHEMA.names]
             kept_by = pa.repeat(pa.scalar(quarantine_file.sequence, pa.int64()), batch.num_rows)
             not_released = [pa.nulls(batch.num_rows, field.type) for field in RELEASE_FIELDS]
             columns = [*message_columns, kept_by, *not_released]
@@ -359,8 +340,75 @@ def _with_releases(batch: pa.RecordBatch, find_release: FindRelease) -> pa.Recor
     return pa.RecordBatch.from_arrays([*other_columns, *release_columns], schema=QUARANTINE_SCHEMA)
 
 
-def _unreadable_error(table: MarkedTable, error: Exception) -> PlatformError:
-    return table.unreadable_error(
-        error,
-        f"move {table.url} out of the way: it is made of the ledger, and the next run makes it again",
+def _derived_table(store: Store, name: DerivedTableName) -> MarkedTable:
+    advice = (
+        f"move {store.url}/{name} out of the way:"
+        " it is made of the ledger, and the next run makes it again"
     )
+    return MarkedTable(store, name, SCHEMAS[name], advice=advice)
+
+
+class DeltaOutputs:
+    """The further tables of one stream. Implements `OutputStore`."""
+
+    def __init__(
+        self,
+        store: Store,
+        schemas: Mapping[str, pa.Schema],
+        partition_by: Sequence[str] = (),
+    ) -> None:
+        self.tables: Sequence[str] = list(schemas)
+        self._delta_tables: dict[str, MarkedTable] = {}
+        for table, schema in schemas.items():
+            self._delta_tables[table] = MarkedTable(
+                store,
+                table_directory(table),
+                schema,
+                partition_by=partition_by,
+                settings=RECORD_TABLE_SETTINGS,
+                advice=f"move {store.url}/{table_directory(table)}/_delta_log out of the way: "
+                "the next run makes it again from the ledger",
+            )
+
+    def applied_version(self, table: str) -> AppliedVersion:
+        """The entry that a table has reached, as its last commit of ours says."""
+        delta_table = self._delta_tables[table]
+        applied = delta_table.applied_version()
+        if applied.token is not None:
+            _refuse_other_columns(delta_table, applied.token)
+        return applied
+
+    def put_files(
+        self,
+        table: str,
+        expected: AppliedVersion,
+        entry: EntryMark,
+        added: PartitionFiles,
+        removed: Sequence[str],
+    ) -> None:
+        """Add and remove files in one commit on exactly the table that was read before.
+
+        A table that has reached no entry is built as a whole: it then has the added files alone.
+        """
+        delta_table = self._delta_tables[table]
+        adds = [record_table_file(partition, file) for partition, file in added]
+        removes = set(removed)
+        if expected.sequence < 0 and expected.token is not None:
+            # Files that are in the table already stay as they are: record files are never written
+            # twice under one name, and Delta refuses a commit that removes a path and adds it again.
+            with storage_errors_as_conflict():
+                active = delta_table.files(expected.token)
+            removes = set(active) - {add.key for add in adds}
+            adds = [add for add in adds if add.key not in active]
+        delta_table.commit(expected.token, asdict(entry), adds, removes)
+
+
+def _refuse_other_columns(delta_table: MarkedTable, loaded: DeltaTable) -> None:
+    """Refuse a machine whose columns are not those of the table."""
+    difference = delta_table.column_difference(loaded)
+    if difference is not None:
+        raise ConfigError(
+            f"column {difference.name!r} is {difference.type_in_table or 'not there'} in the table"
+            f" {delta_table.key}, {difference.expected_type or 'not there'} by the machine",
+            next="set the columns back, or give the stream a new output path",
+        )

@@ -25,10 +25,11 @@ from seriatim.storage.parquet import (
     ROWS_PER_GROUP,
     ParquetFileWriter,
     damaged_record_file,
+    describe_damage,
     open_parquet,
 )
 from seriatim.storage.record_rows import RowMerger, row_images
-from seriatim.storage.store import Store, digest_object, open_store
+from seriatim.storage.store import Store, open_store
 from seriatim.workers import LocalWorkers, Workers, map_or_raise
 
 RECORD_ORDER = [(name, "ascending") for name in ORDER_COLUMNS]
@@ -46,24 +47,10 @@ class FileToCheck(Struct, frozen=True):
         return self.file.path
 
 
-def describe_damage(work: FileToCheck) -> str:
+def damage_of_work(work: FileToCheck) -> str:
     """What is wrong with a file; empty if nothing is."""
     store = open_store(work.store_url)
-    file = work.file
-    try:
-        size = store.size(file.path)
-        if size is None:
-            return "it is missing"
-        if size != file.size_bytes:
-            return f"it has {size} bytes, the ledger says {file.size_bytes}"
-        digest = digest_object(store, file.path) if work.check_digest else file.digest
-    except FileNotFoundError:
-        return "it is missing"
-    except OSError as error:
-        return f"it cannot be read: {error.strerror}"
-    if digest != file.digest:
-        return f"its digest is {digest}, the ledger says {file.digest}"
-    return ""
+    return describe_damage(store, work.file, check_digest=work.check_digest)
 
 
 class ParquetJoiner:
@@ -90,7 +77,7 @@ class ParquetJoiner:
         """The files that are not as committed, by path, and what is wrong with each."""
         files = list(files)
         works = [FileToCheck(self.store.url, file, check_digests) for file in files]
-        damages = map_or_raise(self.workers, describe_damage, works)
+        damages = map_or_raise(self.workers, damage_of_work, works)
         return {file.path: damage for file, damage in zip(files, damages, strict=True) if damage}
 
     def has_replaced_records(self, file: File, replaced: ReplacedRecords) -> bool:
@@ -147,7 +134,7 @@ class ParquetJoiner:
     ) -> Iterator[SessionTable]:
         """The table of each session, as the records of a partition leave it."""
         for file in files:
-            damage = describe_damage(FileToCheck(self.store.url, file, check_digest=True))
+            damage = describe_damage(self.store, file)
             if damage:
                 raise damaged_record_file(self.stream, file, damage)
         if not files:
@@ -261,7 +248,7 @@ class ParquetJoiner:
         """The rows of a file that is as committed. A few columns are proved by the checksums of
         their pages, a whole file by its digest.
         """
-        damage = describe_damage(FileToCheck(self.store.url, file, check_digest=columns is None))
+        damage = describe_damage(self.store, file, check_digest=columns is None)
         if damage:
             raise damaged_record_file(self.stream, file, damage)
         return self._read_columns(file, columns)

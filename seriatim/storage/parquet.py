@@ -19,7 +19,7 @@ from seriatim.engine.crash_points import crash_point
 from seriatim.engine.files import File
 from seriatim.engine.records import RISING_COLUMN_NAMES
 from seriatim.errors import DamagedFileError, raise_broken_promise
-from seriatim.storage.store import AlreadyThereError, Sink, Store
+from seriatim.storage.store import AlreadyThereError, Sink, Store, digest_object
 
 ROWS_PER_GROUP = 131_072
 BUFFERED_BYTES_MAX = 64 << 20
@@ -36,6 +36,26 @@ def damaged_record_file(stream: str, file: File, damage: str) -> DamagedFileErro
         next=f"seriatim repair {stream} --partition {partition}: it proves every"
         " file of the partition, and makes the records of damaged ones again",
     )
+
+
+def describe_damage(store: Store, file: File, *, check_digest: bool = True) -> str:
+    """What is wrong with a committed file, compared with what the ledger says of it; empty if nothing
+    is. Without `check_digest` only its size is compared.
+    """
+    try:
+        size = store.size(file.path)
+        if size is None:
+            return "it is missing"
+        if size != file.size_bytes:
+            return f"it has {size} bytes, the ledger says {file.size_bytes}"
+        digest = digest_object(store, file.path) if check_digest else file.digest
+    except FileNotFoundError:
+        return "it is missing"
+    except OSError as error:
+        return f"it cannot be read: {error.strerror}"
+    if digest != file.digest:
+        return f"its digest is {digest}, the ledger says {file.digest}"
+    return ""
 
 
 @contextmanager
@@ -137,3 +157,9 @@ class ParquetFileWriter:
             digest=written.xxh3,
             sha256=written.sha256,
         )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error, without what libraries add below it."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0]

@@ -1,13 +1,13 @@
-"""Record and quarantine files in Parquet, written inside the task, where the messages are; and their
-sweeping.
+"""Record and quarantine files in Parquet: written inside the task, where the messages are, listed for
+sweeps, and rewritten by compactions.
 
 Next: ledger/delta_store.py commits what was written here; state_files.py has the sessions' state.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import date, datetime
 from itertools import chain
 from types import NoneType
@@ -37,11 +37,18 @@ from seriatim.engine.session import (
     SessionEndRecords,
 )
 from seriatim.engine.table import DECIMAL_TYPE
+from seriatim.errors import ensure, raise_broken_promise
 from seriatim.ledger.replaced_files import Intent
-from seriatim.storage.parquet import ParquetFileWriter
+from seriatim.storage.parquet import (
+    ParquetFileWriter,
+    damaged_record_file,
+    describe_damage,
+    first_line,
+    open_parquet,
+)
+from seriatim.storage.record_rows import RecordOrderScan, read_row_groups
 from seriatim.storage.store import Store
 
-SWEPT_FILE = "swept.json"
 UTC_MICROSECONDS = pa.timestamp("us", "UTC")
 ARROW_TYPES = {
     "string": pa.string(),
@@ -102,9 +109,7 @@ def record_schema(columns: Mapping[str, str]) -> pa.Schema:
 
 
 class ParquetRecords:
-    """The record and quarantine files of one stream, and what sweeping needs beside the ledger:
-    intents, and the oldest entry whose files are all there.
-    """
+    """The record and quarantine files of one stream, and the intents of its compactions."""
 
     def __init__(
         self,
@@ -166,22 +171,6 @@ class ParquetRecords:
         path = f"kept/{partition}/{stem}.parquet"
         file = ParquetFileWriter(self.store, path, QUARANTINE_FILE_SCHEMA, self.compression)
         return _QuarantineFileWriter(partition, topic_id, file)
-
-    def sweep(
-        self,
-        partition: Partition,
-        stem_prefix: str,
-        keep: set[str],
-    ) -> list[str]:
-        """Delete the files of other attempts at what is committed now, finished or not. Returns
-        their paths.
-        """
-        attempts = set()
-        for path in self.paths(partition):
-            file_name = path.rpartition("/")[2]
-            if file_name.startswith(stem_prefix):
-                attempts.add(path)
-        return self.delete(attempts - keep)
 
     def paths(self, partition: Partition) -> list[str]:
         """The paths of all files of a partition: records, state and quarantined messages. Those that
@@ -245,21 +234,6 @@ class ParquetRecords:
         """Delete an intent, and intents of the partition that were not finished."""
         self.store.delete([_intent_key(intent)])
         self.store.delete_unfinished(f"intents/{intent.partition}/")
-
-    def oldest_complete_entry(self) -> tuple[int, str]:
-        """The oldest entry whose files are all there, and its hash. If the note is lost, all entries
-        are looked at again.
-        """
-        try:
-            noted = json.loads(self.store.read(SWEPT_FILE))
-            return int(noted["sequence"]), str(noted["sha256"])
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):
-            return -1, ""
-
-    def put_oldest_complete_entry(self, sequence: int, sha256: str) -> None:
-        """Note how far was swept."""
-        content = json.dumps({"sequence": sequence, "sha256": sha256})
-        self.store.replace(SWEPT_FILE, content.encode())
 
 
 def _intent_key(intent: Intent) -> str:
@@ -504,3 +478,109 @@ def _header_structs(headers: Iterable[Header] | None) -> list[dict[str, Any]] | 
     if headers is None:
         return None
     return [{"key": key, "value": value} for key, value in headers]
+
+
+class ParquetRewriter:
+    """Rewrites several committed record files as one, row group by row group. The records stay as
+    they are.
+
+    A file is used only after its digest agrees with the ledger, and its pages with their checksums:
+    damage is never copied into a file that would then be proved by a digest of its own.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        stream: str,
+        compression: str = "zstd",
+    ) -> None:
+        self.store = store
+        self.stream = stream
+        self.compression = compression
+
+    def concatenate(
+        self,
+        partition: Partition,
+        topic_id: str,
+        stem: str,
+        files: Sequence[File],
+    ) -> File:
+        """Write one file of several that follow each other by offset, and return it."""
+        schema = self._read_schema(files[0])
+        path = f"records/{partition}/{stem}.parquet"
+        writer = ParquetFileWriter(self.store, path, schema, self.compression)
+        order_scan = RecordOrderScan()
+        for file in files:
+            rows = 0
+            for batch in self._read_batches(file, schema):
+                _check_records(file, topic_id, batch, order_scan)
+                writer.add(batch)
+                rows += batch.num_rows
+            ensure(
+                rows == file.rows,
+                "a proved file has the rows that its entry says",
+                file=file.path,
+                rows=rows,
+            )
+        merged_file = writer.finish()
+        if merged_file is None:
+            raise_broken_promise("files without records are never committed", file=files[0].path)
+        return replace(
+            merged_file,
+            first_offset=files[0].first_offset,
+            last_offset=files[-1].last_offset,
+        )
+
+    def _read_schema(self, file: File) -> pa.Schema:
+        """The columns of a file, without the metadata that Parquet adds to them."""
+        with self._reading(file), open_parquet(self.store, file.path) as parquet:
+            columns = parquet.schema_arrow
+            fields = [pa.field(column.name, column.type, column.nullable) for column in columns]
+            return pa.schema(fields)
+
+    def _read_batches(self, file: File, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+        """All rows of a file, which is proved by its digest first."""
+        damage = describe_damage(self.store, file)
+        if damage:
+            raise damaged_record_file(self.stream, file, damage)
+        with self._reading(file):
+            for table in read_row_groups(self.store, file.path):
+                ensure(
+                    table.column_names == schema.names,
+                    "files of one table have the same columns",
+                    file=file.path,
+                )
+                for batch in table.to_batches():
+                    if batch.num_rows:
+                        yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+    @contextmanager
+    def _reading(self, file: File) -> Iterator[None]:
+        """Whatever is wrong with a file is said of the file by its name."""
+        try:
+            yield
+        except FileNotFoundError:
+            raise damaged_record_file(self.stream, file, "it is missing") from None
+        except (OSError, pa.ArrowException) as error:
+            raise damaged_record_file(self.stream, file, first_line(error)) from None
+
+
+def _check_records(
+    file: File,
+    topic_id: str,
+    batch: pa.RecordBatch,
+    order_scan: RecordOrderScan,
+) -> None:
+    """Prove that a batch goes on after the batch before it, under the same topic id."""
+    ensure(
+        len(order_scan.scan(batch).disordered_rows) == 0,
+        "records follow each other by offset and index",
+        file=file.path,
+    )
+    topic_ids = batch.column("topic_id").unique().to_pylist()
+    ensure(
+        topic_ids == [topic_id],
+        "a record file has one topic id",
+        file=file.path,
+        found=str(topic_ids),
+    )

@@ -17,14 +17,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
-from msgspec import Struct
 
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.records import ORDER_COLUMNS, OTHER_TABLE_PREFIX, owner_values
+from seriatim.engine.records import (
+    MAIN_TABLE,
+    ORDER_COLUMNS,
+    OTHER_TABLE_PREFIX,
+    owner_values,
+    table_directory,
+)
 from seriatim.errors import ConfigError, DamagedFileError
-from seriatim.storage.delta_table import first_line
+from seriatim.storage.delta_table import STORAGE_ERRORS, MarkedTable, TableFile
+from seriatim.storage.parquet import first_line
 from seriatim.storage.store import Store
 
 
@@ -42,16 +46,20 @@ class RecordQuery:
     ) -> None:
         self.store = store
         self.stream = stream
+        self._marked_table = MarkedTable(store, table_directory(MAIN_TABLE))
         try:
-            self.table = DeltaTable(
-                f"{store.url}/records", version=version, storage_options=store.delta_options()
-            )
-        except (DeltaError, OSError) as error:
+            table = self._marked_table.load(version)
+            trouble = "it has no Delta log"
+        except STORAGE_ERRORS as error:
+            table = None
+            trouble = first_line(error)[:200]
+        if table is None:
             raise ConfigError(
-                f"{store.url}: there is no table of records in it: {first_line(error)[:200]}",
+                f"{store.url}: there is no table of records in it: {trouble}",
                 next="give the name of a stream that was run, "
                 "or a folder that `seriatim replay … --to` wrote",
-            ) from None
+            )
+        self.table = table
 
     @property
     def version(self) -> int:
@@ -83,11 +91,7 @@ class RecordQuery:
         """The records of a range, sorted by offset and index."""
         partition, topic_id = partition_and_topic_id
         owner = owner_values(partition, topic_id)
-        near_files = [
-            file
-            for file in self._files
-            if file.first_offset < offset_range.end and offset_range.start <= file.last_offset
-        ]
+        near_files = [file for file in self._files if _may_have_offsets(file, offset_range)]
         tables = [self._empty_table(columns)]
         tables += [self._read_file(file, owner, offset_range, columns) for file in near_files]
         order = [(name, "ascending") for name in ORDER_COLUMNS]
@@ -106,27 +110,18 @@ class RecordQuery:
         return table.select(list(columns))
 
     @cached_property
-    def _files(self) -> list[_TableFile]:
+    def _files(self) -> list[TableFile]:
         """The files of the table, by folder and offset.
 
         The dataset of delta-rs is of no use here: with a filter it drops every row of a file whose
         statistics do not name each column, and ours name the offset alone.
         """
-        files = []
-        for add in pa.table(self.table.get_add_actions()).to_pylist():
-            file = _TableFile(
-                path=add["path"],
-                first_offset=add["min"]["offset"],
-                last_offset=add["max"]["offset"],
-                partition_values=add.get("partition") or {},
-            )
-            files.append(file)
-        files.sort(key=lambda file: (file.path.rpartition("/")[0], file.first_offset))
-        return files
+        files = self._marked_table.files(self.table).values()
+        return sorted(files, key=lambda file: (file.key.rpartition("/")[0], file.lowest["offset"]))
 
     def _read_file(
         self,
-        file: _TableFile,
+        file: TableFile,
         column_values: Mapping[str, Any],
         offset_range: OffsetRange | None,
         columns: Sequence[str] | None,
@@ -151,18 +146,17 @@ class RecordQuery:
             table = table.append_column(name, texts.cast(self.schema.field(name).type))
         return table.select(empty.column_names).cast(empty.schema)
 
-    def _read_filtered(self, file: _TableFile, conditions: list[pc.Expression]) -> pa.Table:
-        key = f"records/{file.path}"
+    def _read_filtered(self, file: TableFile, conditions: list[pc.Expression]) -> pa.Table:
         condition = reduce(and_, conditions) if conditions else None
         try:
-            with self.store.open(key) as file_content:
+            with self.store.open(file.key) as file_content:
                 return pq.read_table(
                     file_content, filters=condition, use_threads=False, partitioning=None
                 )
         except (pa.ArrowException, OSError) as error:
             raise DamagedFileError(
-                f"{self.store.url}/{key}: it cannot be read: {first_line(error)[:200]}",
-                path=key,
+                f"{self.store.url}/{file.key}: it cannot be read: {first_line(error)[:200]}",
+                path=file.key,
                 next=self._advice,
             ) from None
 
@@ -174,14 +168,9 @@ class RecordQuery:
         return f"seriatim verify {self.stream} tells what is damaged"
 
 
-class _TableFile(Struct, frozen=True):
-    """A file of the table."""
-
-    path: str
-    first_offset: int
-    last_offset: int
-    partition_values: dict[str, Any]
-    """The values of the columns by which the table is partitioned. They are not in the file."""
+def _may_have_offsets(file: TableFile, offset_range: OffsetRange) -> bool:
+    """Whether a file may have records in a range, by its statistics."""
+    return file.lowest["offset"] < offset_range.end and offset_range.start <= file.highest["offset"]
 
 
 def _equals_or_null(name: str, value: Any) -> pc.Expression:

@@ -29,8 +29,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.records import LAST_RECORD_COLUMNS, RowImage, RowKeySpec
 from seriatim.errors import DamagedFileError, ensure
 from seriatim.ledger.current_rows import PartitionCatchUp
-from seriatim.storage.delta_table import first_line
-from seriatim.storage.parquet import open_parquet
+from seriatim.storage.parquet import first_line, open_parquet
 from seriatim.storage.store import Store
 
 BUFFERED_ROWS_MAX = 2_000_000

@@ -20,7 +20,7 @@ from seriatim.engine.files import File
 from seriatim.engine.records import POSITION_COLUMNS, RowImage, RowKeySpec
 from seriatim.operations.prove.evidence import EvidenceRequest, PartitionEvidence, in_bucket
 from seriatim.ports import UnreadableFileError
-from seriatim.storage.delta_table import first_line
+from seriatim.storage.parquet import first_line
 from seriatim.storage.record_rows import (
     RecordGroups,
     RecordOrderScan,

@@ -22,8 +22,8 @@ from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session, WaitingMessage, pack_session, unpack_session
 from seriatim.errors import DamagedFileError, raise_broken_promise
-from seriatim.storage.parquet import ParquetFileWriter, open_parquet
-from seriatim.storage.store import Store, digest_object
+from seriatim.storage.parquet import ParquetFileWriter, describe_damage, open_parquet
+from seriatim.storage.store import Store
 
 ROWS_PER_GROUP = 4_096
 STATE_SCHEMA = pa.schema(
@@ -133,24 +133,16 @@ class ParquetState:
         """Prove a file by its digest, once in this process."""
         if (file.path, file.digest) in self._verified_files:
             return
-        try:
-            digest = digest_object(self.store, file.path)
-        except FileNotFoundError:
-            raise self._damaged_file_error(file, "it is missing") from None
-        if digest != file.digest:
-            raise self._damaged_file_error(
-                file, f"its digest is {digest}, the ledger says {file.digest}"
+        damage = describe_damage(self.store, file)
+        if damage:
+            raise DamagedFileError(
+                f"state file {file.path}: {damage}",
+                path=file.path,
+                cause="the file was changed or lost after it was committed",
+                next=f"seriatim repair {self.stream}: it makes the file again from Kafka."
+                " Nothing was folded on top of it",
             )
         self._verified_files.add((file.path, file.digest))
-
-    def _damaged_file_error(self, file: File, damage: str) -> DamagedFileError:
-        return DamagedFileError(
-            f"state file {file.path}: {damage}",
-            path=file.path,
-            cause="the file was changed or lost after it was committed",
-            next=f"seriatim repair {self.stream}: it makes the file again from Kafka."
-            " Nothing was folded on top of it",
-        )
 
 
 class StateFile:

@@ -22,10 +22,9 @@ from seriatim.ledger.manifests import (
     ManifestReference,
     UnreadableManifestError,
     UnreadableWitnessError,
-    Witness,
     manifest_reference,
 )
-from seriatim.ledger.model import Ledger
+from seriatim.ledger.model import EntryMark, Ledger
 from seriatim.operations.stream_status import SavedStatus
 from seriatim.storage.store import Store
 
@@ -62,7 +61,7 @@ class StatusFiles:
         """Store the status of a look, for pages."""
         self.store.replace(STATUS_FILE, msgspec.json.encode(status))
 
-    def witness(self) -> Witness | None:
+    def witness(self) -> EntryMark | None:
         """The last entry and its hash; None if the stream was never run."""
         try:
             return self._manifests.witness()
@@ -110,7 +109,7 @@ class StatusFiles:
             manifest = self._read_manifest(reference)
             yield manifest
 
-    def _find_reference(self, sequence: int, witness: Witness) -> ManifestReference:
+    def _find_reference(self, sequence: int, witness: EntryMark) -> ManifestReference:
         """The reference to an entry's manifest.
 
         If failed commits left several manifests of this entry, the entry after it says which one is

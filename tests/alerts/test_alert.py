@@ -19,7 +19,7 @@ from seriatim.errors import PlatformError
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import ENTRY_TYPES
 from seriatim.ledger.model import Change
-from seriatim.memory.mail import MemoryNotifier
+from seriatim.memory.outgoing import MemoryNotifier
 from seriatim.memory.store import MemoryStore
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.watch import watch_stream

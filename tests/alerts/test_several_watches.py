@@ -13,7 +13,7 @@ from seriatim.alerts.mail import MailContext
 from seriatim.alerts.outbox import CLAIM_SECONDS, StoreOutbox
 from seriatim.engine.findings import Concern
 from seriatim.memory.ledger import MemoryClock
-from seriatim.memory.mail import MemoryNotifier
+from seriatim.memory.outgoing import MemoryNotifier
 from seriatim.memory.store import MemoryStore
 from seriatim.storage.store import Buffer
 

@@ -12,9 +12,13 @@ import pytest
 from seriatim import cli
 from seriatim.cli import accept
 from seriatim.engine.offsets import Partition
-from seriatim.operations.accept import PartitionDecision, TopicDecision
-from seriatim.operations.restore import RestoreDecision
-from seriatim.operations.retire import RetireDecision, RetiredPartition
+from seriatim.operations.accept import (
+    PartitionDecision,
+    RestoreDecision,
+    RetireDecision,
+    RetiredPartition,
+    TopicDecision,
+)
 from tests.cli.test_run import STREAM
 
 A0 = Partition("a", 0)

@@ -20,6 +20,8 @@ from seriatim import config
 from seriatim.engine.crash_points import CHECK_POINTS
 from seriatim.engine.failure import CommandOutcome
 from seriatim.errors import ConfigError, IntegrityError
+from seriatim.ledger.manifests import REPORTED_NOTE
+from seriatim.ledger.model import EntryMark
 from seriatim.operations.prove import suite_files
 from seriatim.stream import OutputSettings, Stream
 from tests.cli.test_publish import STREAM, typed
@@ -47,7 +49,7 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DiskStream:
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path / "streams"))
     monkeypatch.setenv("SERIATIM_KAFKA_BOOTSTRAP_SERVERS", "127.0.0.1:1")
     stream = create_filled_output(tmp_path / "lake")
-    stream.ledger.put_reported_sequence(8)
+    stream.ledger.put_note(REPORTED_NOTE, EntryMark(8))
     return stream
 
 

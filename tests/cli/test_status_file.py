@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from seriatim import cli, clock, context
-from seriatim.memory.mail import MemoryNotifier
+from seriatim.memory.outgoing import MemoryNotifier
 from seriatim.operations.stream_status import SavedStatus
 from tests.web.streams_on_disk import NOW, Lake, create_troubled_stream
 

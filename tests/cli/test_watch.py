@@ -10,7 +10,7 @@ import pytest
 from seriatim import cli, clock, context
 from seriatim.engine.offsets import Partition
 from seriatim.engine.retention import RetentionRules
-from seriatim.memory.mail import MemoryNotifier
+from seriatim.memory.outgoing import MemoryNotifier
 from seriatim.operations.watch import WatchResult
 from seriatim.stream_files import StreamFile
 from seriatim.testing import MemoryStream

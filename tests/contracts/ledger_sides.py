@@ -18,10 +18,9 @@ from seriatim.engine.session import FoldOutput
 from seriatim.ledger.commit import build_manifest, start_ledger
 from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.ledger.entries import Entry, SliceEntry
-from seriatim.ledger.manifests import Manifest, ManifestReference
+from seriatim.ledger.manifests import LedgerHead, Manifest, ManifestReference
 from seriatim.ledger.model import Change, Ledger
 from seriatim.memory import MemoryClock, MemoryFiles, MemoryLedger
-from seriatim.ports import LedgerHead
 from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.store import LocalStore
 

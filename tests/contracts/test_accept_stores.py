@@ -16,6 +16,7 @@ from seriatim.engine.files import UnfitRecordsError
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session, SessionEndRecords
 from seriatim.ledger.delta_store import DeltaLedger
+from seriatim.ledger.model import EntryMark
 from seriatim.memory import MemoryFiles, MemoryLedger
 from seriatim.storage.record_files import ParquetRecords
 from seriatim.storage.state_files import ParquetState
@@ -105,7 +106,7 @@ def test_every_session_comes_once_and_newest(kind: str, tmp_path: Path) -> None:
 def test_a_witness_is_moved_aside(kind: str, tmp_path: Path) -> None:
     """It is a witness no more, and what it was is not lost."""
     ledger: Any = MemoryLedger() if kind == "memory" else DeltaLedger(LocalStore(tmp_path))
-    ledger.put_witness(5, "ab" * 32)
+    ledger.put_witness(EntryMark(5, "ab" * 32))
     path = ledger.archive_witness("because")
     assert ledger.witness() is None
     assert path == "head-5-abababababab.json"

@@ -16,12 +16,12 @@ from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import CompactEntry
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Change
 from seriatim.operations.accept import accept_topic
 from seriatim.operations.compact import CompactResult
 from seriatim.operations.sweep import sweep_dead
-from seriatim.ports import LedgerHead
-from seriatim.storage.rewrite import ParquetRewriter
+from seriatim.storage.record_files import ParquetRewriter
 from seriatim.storage.store import LocalStore, digest_object
 from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.verify_helper import verify

@@ -10,7 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from seriatim.ports import CommitConflictError, EntryMark
+from seriatim.ledger.model import EntryMark
+from seriatim.ports import CommitConflictError
 from seriatim.storage.delta_table import (
     ColumnDifference,
     MarkedTable,

@@ -16,8 +16,9 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.session import QuarantinedMessage
 from seriatim.errors import IntegrityError, PlatformError
 from seriatim.ledger.gaps import Gap, QuarantineFile
+from seriatim.ledger.model import EntryMark
 from seriatim.memory import MemoryDerived, MemoryFiles
-from seriatim.ports import CommitConflictError, DerivedTableName, EntryMark
+from seriatim.ports import CommitConflictError, DerivedTableName
 from seriatim.storage import derived_tables as real
 from seriatim.storage.derived_tables import DeltaDerived
 from seriatim.storage.record_files import QUARANTINE_FILE_SCHEMA, ParquetRecords

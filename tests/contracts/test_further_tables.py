@@ -24,8 +24,7 @@ from seriatim.operations.prove.verify import Verification, VerifyResult
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.storage.audit import FileAudit
-from seriatim.storage.derived_tables import DeltaDerived
-from seriatim.storage.further_tables import DeltaOutputs
+from seriatim.storage.derived_tables import DeltaDerived, DeltaOutputs
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.state_files import ParquetState

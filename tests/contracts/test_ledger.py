@@ -11,6 +11,8 @@ import pytest
 from seriatim.errors import ConfigError, FencedError, IntegrityError
 from seriatim.ledger.commit import commit, read_head, start_ledger
 from seriatim.ledger.entries import StartEntry
+from seriatim.ledger.manifests import REPORTED_NOTE, REQUESTED_NOTE, SWEPT_NOTE
+from seriatim.ledger.model import EntryMark
 from seriatim.memory import MemoryClock
 from seriatim.ports import CommitConflictError
 from tests.contracts.ledger_sides import (
@@ -166,11 +168,31 @@ def test_at_the_same_moment_one_wins_too(tmp_path: Path, first: bool) -> None:
 def test_the_witness_is_what_was_last_written(side: Side) -> None:
     """It is beside the ledger, and stays when the ledger does not."""
     assert side.store.witness() is None
-    side.store.put_witness(3, "a")
-    side.store.put_witness(4, "b")
-    assert side.again().witness() == (4, "b")
+    side.store.put_witness(EntryMark(3, "a"))
+    side.store.put_witness(EntryMark(4, "b"))
+    assert side.again().witness() == EntryMark(4, "b")
     with pytest.raises(IntegrityError, match="there is no ledger"):
         read_head(side.again(), "s")
+
+
+@pytest.mark.parametrize("key", [REPORTED_NOTE, REQUESTED_NOTE, SWEPT_NOTE])
+def test_a_note_is_what_was_last_put(side: Side, key: str) -> None:
+    """No entry at first; kept by whoever comes next."""
+    assert side.store.note(key) == EntryMark()
+    side.store.put_note(key, EntryMark(4, "abc"))
+    side.store.put_note(key, EntryMark(5, "def"))
+    assert side.again().note(key) == EntryMark(5, "def")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{}", b'{"sequence": "x", "sha256": ""}', b'{"sequence": 1e999}']
+)
+def test_a_note_that_cannot_be_read_names_no_entry(side: Side, content: bytes) -> None:
+    """Then the work is done again: findings are told twice, producers are asked twice, all entries
+    are looked at for files to sweep.
+    """
+    side.store.store.replace(REQUESTED_NOTE, content)
+    assert side.again().note(REQUESTED_NOTE) == EntryMark()
 
 
 def test_rows_appended_by_others_are_one_finding_until_told(side: Side) -> None:

@@ -15,10 +15,9 @@ from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.commit import build_manifest, commit, start_ledger
 from seriatim.ledger.entries import SliceEntry, StartEntry
-from seriatim.ledger.manifests import MANIFEST_FORMAT, Manifest
+from seriatim.ledger.manifests import MANIFEST_FORMAT, LedgerHead, Manifest
 from seriatim.ledger.model import Ledger
 from seriatim.memory import MemoryClock
-from seriatim.ports import LedgerHead
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import LocalStore
 from tests.contracts.ledger_sides import (

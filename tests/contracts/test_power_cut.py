@@ -109,7 +109,7 @@ def test_a_witness_that_catches_up_makes_the_commit_durable_first(
     head = made.ledger.head("s")
     assert head is not None
     synced.clear()
-    DeltaLedger(LocalStore(made.root)).put_witness(head.ledger.sequence, head.ledger.sha256)
+    DeltaLedger(LocalStore(made.root)).put_witness(head.ledger.mark)
     paths = [path for path, _ in synced]
     witness = next(
         number for number, path in enumerate(paths) if path.name.startswith(".head.json.")

@@ -21,6 +21,7 @@ from seriatim.engine.session import FoldOutput, QuarantinedMessage
 from seriatim.errors import BrokenPromiseError
 from seriatim.memory import MemoryFiles
 from seriatim.memory.store import MemoryStore
+from seriatim.operations.sweep import sweep_attempts
 from seriatim.ports import RecordStore
 from seriatim.storage.arrow import ArrowMessageBatch
 from seriatim.storage.record_files import ParquetRecords
@@ -163,7 +164,7 @@ def test_nothing_written_is_no_file(store: RecordStore) -> None:
     writer, kept = store.record_writer(P, "id", "0-5-a"), store.quarantine_writer(P, "id", "0-5-a")
     writer.write(STRETCH, FoldOutput(consumed_messages=2))
     assert (writer.close(), kept.close()) == (None, None)
-    assert store.sweep(P, "0-5-", set()) == []
+    assert sweep_attempts(store, P, "0-5-", set()) == []
 
 
 def test_messages_set_aside_are_kept_whole(store: RecordStore, stretch: MessageBatch) -> None:
@@ -279,10 +280,12 @@ def test_sweeping_takes_what_begins_so_and_is_not_kept(store: RecordStore) -> No
     aside = kept.close()
     assert aside is not None
     keep = {paths[P1, "0-1-a"], "records/in-a/1/0-1-never"}
-    assert sorted(store.sweep(P1, "0-1-", keep)) == sorted([paths[P1, "0-1-b"], aside.path])
-    assert store.sweep(P1, "0-1-", keep) == []
-    assert store.sweep(P1, "0-10-", set()) == [paths[P1, "0-10-a"]]
-    left = [store.sweep(partition, "", set()) for partition in (P, P1, P10)]
+    assert sorted(sweep_attempts(store, P1, "0-1-", keep)) == sorted(
+        [paths[P1, "0-1-b"], aside.path]
+    )
+    assert sweep_attempts(store, P1, "0-1-", keep) == []
+    assert sweep_attempts(store, P1, "0-10-", set()) == [paths[P1, "0-10-a"]]
+    left = [sweep_attempts(store, partition, "", set()) for partition in (P, P1, P10)]
     assert left == [
         [paths[P, "0-1-a"]],
         [paths[P1, "0-1-a"], paths[P1, "10-1-a"]],
@@ -304,7 +307,7 @@ def test_what_a_killed_task_did_not_finish_is_listed_and_swept(kind: str, tmp_pa
     dead, alive = f"records/{P}/0-5-dead.parquet", f"records/{P}/0-9-alive.parquet"
     assert records.paths(P) == [dead, alive]
     assert list(store.keys("")) == []
-    assert records.sweep(P, "0-5-", set()) == [dead]
+    assert sweep_attempts(records, P, "0-5-", set()) == [dead]
     assert records.paths(P) == [alive]
     with pytest.raises(FileNotFoundError):
         writers[0].close()
@@ -316,7 +319,7 @@ def test_what_a_killed_task_did_not_finish_is_listed_and_swept(kind: str, tmp_pa
 
 def test_sweeping_where_nothing_was_written_is_no_error(store: RecordStore) -> None:
     """A partition without files has nothing to sweep."""
-    assert store.sweep(P, "0-0-", set()) == []
+    assert sweep_attempts(store, P, "0-0-", set()) == []
 
 
 def test_large_messages_do_not_wait_in_memory(tmp_path: Path) -> None:

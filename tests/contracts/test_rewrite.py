@@ -17,8 +17,7 @@ from seriatim.engine.session import FoldOutput
 from seriatim.errors import BrokenPromiseError, DamagedFileError, IntegrityError
 from seriatim.ledger.replaced_files import Intent
 from seriatim.memory import MemoryFiles
-from seriatim.storage.record_files import ParquetRecords
-from seriatim.storage.rewrite import ParquetRewriter
+from seriatim.storage.record_files import ParquetRecords, ParquetRewriter
 from seriatim.storage.store import LocalStore, digest_object
 
 P, Q = Partition("in-a", 0), Partition("in-a", 1)
@@ -158,13 +157,6 @@ def test_intents_are_kept_until_they_are_dropped(side: Side) -> None:
     assert side.files.intents(Partition("in-z", 0)) == []
 
 
-def test_how_far_was_swept_is_noted(side: Side) -> None:
-    """Nothing, as long as nobody said so."""
-    assert side.files.oldest_complete_entry() == (-1, "")
-    side.files.put_oldest_complete_entry(7, "abc")
-    assert side.files.oldest_complete_entry() == (7, "abc")
-
-
 def test_an_intent_that_cannot_be_read_protects_what_it_may_stand_for(tmp_path: Path) -> None:
     """It is of the attempt that its name says, and always open; half ones go with the next that is
     dropped.
@@ -176,9 +168,3 @@ def test_an_intent_that_cannot_be_read_protects_what_it_may_stand_for(tmp_path: 
     assert files.intents(P) == [Intent(partition=P, attempt="a1")]
     files.drop_intent(files.intents(P)[0])
     assert list((tmp_path / "intents" / "in-a" / "0").iterdir()) == []
-
-
-def test_a_note_that_cannot_be_read_is_none(tmp_path: Path) -> None:
-    """Everything is looked at again."""
-    (tmp_path / "swept.json").write_bytes(b"[]")
-    assert Side(tmp_path).files.oldest_complete_entry() == (-1, "")

@@ -18,7 +18,7 @@ from aiosmtpd.smtp import AuthResult, LoginPassword
 from seriatim.alerts.incidents import Mail
 from seriatim.alerts.smtp import MailServer, SmtpNotifier, mail_server
 from seriatim.errors import ConfigError, PlatformError
-from seriatim.memory.mail import MemoryNotifier
+from seriatim.memory.outgoing import MemoryNotifier
 from tests.mail_catcher import Catcher, free_port
 
 MAIL = Mail(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -14,9 +12,8 @@ from seriatim.demo.producer import SnapshotRequestListener, create_topics
 from seriatim.embedded.broker import BrokerInfo
 from seriatim.errors import PlatformError
 from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
-from seriatim.ledger.snapshot_needs import SnapshotRequest
+from seriatim.ledger.gaps import SnapshotRequest
 from seriatim.memory import MemoryRequests
-from seriatim.storage.store import LocalStore
 
 NOBODY = {"bootstrap.servers": "127.0.0.1:9"}
 
@@ -28,44 +25,14 @@ def request(session: str = "s", offset: int = 1) -> SnapshotRequest:
     )
 
 
-@pytest.mark.parametrize("kind", ["memory", "kafka"])
-def test_the_note_is_what_was_last_put(kind: str, tmp_path: Path) -> None:
-    """None at first; kept by whoever comes next."""
-    one: Any = (
-        MemoryRequests()
-        if kind == "memory"
-        else KafkaSnapshotRequester(NOBODY, "asks", LocalStore(tmp_path))
-    )
-    assert one.last_requested_entry() == (-1, "")
-    one.put_last_requested_entry(4, "abc")
-    one.put_last_requested_entry(5, "def")
-    assert one.last_requested_entry() == (5, "def")
-    if kind == "kafka":
-        assert KafkaSnapshotRequester(
-            NOBODY, "asks", LocalStore(tmp_path)
-        ).last_requested_entry() == (5, "def")
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"[]", b"{}", b'{"sequence": "x", "sha256": ""}', b'{"sequence": 1e999}']
-)
-def test_a_note_that_cannot_be_read_is_none(tmp_path: Path, content: bytes) -> None:
-    """Then all is asked again: that costs a snapshot, and silence would cost a session."""
-    (tmp_path / "asked.json").write_bytes(content)
-    assert KafkaSnapshotRequester(NOBODY, "asks", LocalStore(tmp_path)).last_requested_entry() == (
-        -1,
-        "",
-    )
-
-
 def test_requests_arrive_under_their_session(
-    broker: BrokerInfo, topic_name: Callable[[], str], tmp_path: Path
+    broker: BrokerInfo, topic_name: Callable[[], str]
 ) -> None:
     """Each as one small JSON message; the demo's reader hears those that come while it listens."""
     name, client = topic_name(), {"bootstrap.servers": broker.bootstrap_servers}
     create_topics(client, {name: 2})
     first = SnapshotRequestListener(client, name)
-    KafkaSnapshotRequester(client, name, LocalStore(tmp_path)).send([request("s"), request("t", 7)])
+    KafkaSnapshotRequester(client, name).send([request("s"), request("t", 7)])
     consumer = Consumer({**client, "group.id": "look", "auto.offset.reset": "earliest"})
     consumer.assign([TopicPartition(name, number, 0) for number in range(2)])
     found = {message.key(): json.loads(message.value()) for message in consumer.consume(2, 20)}
@@ -80,7 +47,7 @@ def test_requests_arrive_under_their_session(
     producer = Producer(client)
     producer.produce(name, b"no request", b"s")
     producer.flush(20)
-    KafkaSnapshotRequester(client, name, LocalStore(tmp_path)).send([request("u")])
+    KafkaSnapshotRequester(client, name).send([request("u")])
     assert (first.wait_for_requests(1, 20), second.wait_for_requests(1, 20)) == (
         [("in", "u")],
         [("in", "u")],
@@ -90,26 +57,26 @@ def test_requests_arrive_under_their_session(
 
 
 def test_a_topic_that_is_not_there_is_named(
-    broker: BrokerInfo, topic_name: Callable[[], str], tmp_path: Path
+    broker: BrokerInfo, topic_name: Callable[[], str]
 ) -> None:
     """At once, with what to do."""
     name = topic_name()
     with pytest.raises(PlatformError, match=f"on topic {name}") as trouble:
-        KafkaSnapshotRequester(
-            {"bootstrap.servers": broker.bootstrap_servers}, name, LocalStore(tmp_path)
-        ).send([request()])
+        KafkaSnapshotRequester({"bootstrap.servers": broker.bootstrap_servers}, name).send(
+            [request()]
+        )
     assert f"topic {name} is there" in trouble.value.next
     with pytest.raises(PlatformError, match=f"there is no topic {name}"):
         SnapshotRequestListener({"bootstrap.servers": broker.bootstrap_servers}, name)
 
 
-def test_a_broker_that_does_not_answer_is_platform_trouble(tmp_path: Path) -> None:
+def test_a_broker_that_does_not_answer_is_platform_trouble() -> None:
     """Within the time given; as the fake does."""
     down = MemoryRequests()
     down.is_down = True
     for one in (
         down,
-        KafkaSnapshotRequester(NOBODY, "asks", LocalStore(tmp_path), timeout_seconds=1),
+        KafkaSnapshotRequester(NOBODY, "asks", timeout_seconds=1),
     ):
         with pytest.raises(PlatformError, match="could not be asked for snapshots"):
             one.send([request()])

@@ -19,6 +19,7 @@ from seriatim.engine.session import Session, WaitingMessage
 from seriatim.errors import BrokenPromiseError, DamagedFileError
 from seriatim.memory import MemoryFiles
 from seriatim.memory.store import MemoryStore
+from seriatim.operations.sweep import sweep_attempts
 from seriatim.storage.record_files import ParquetRecords
 from seriatim.storage.state_files import ROWS_PER_GROUP, ParquetState
 from seriatim.storage.store import LocalStore
@@ -200,5 +201,5 @@ def test_state_files_are_swept_with_their_slice(store: Store) -> None:
     sweeper = (
         store if isinstance(store, MemoryFiles) else ParquetRecords(store.store, {}, "zstd", ())
     )
-    assert sweeper.sweep(P, "0-5-", {named.path}) == [dead.path]
+    assert sweep_attempts(sweeper, P, "0-5-", {named.path}) == [dead.path]
     assert again(store).load([named], ["s"]) == {"s": session(b"2")}

@@ -17,7 +17,7 @@ from kafka.record.default_records import DefaultRecordBatchBuilder
 from seriatim.engine.files import SourceFailedError
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.kafka import task_reader
-from seriatim.kafka.consumer import KafkaPastMessageReader
+from seriatim.kafka.past_messages import KafkaPastMessageReader
 from seriatim.kafka.task_reader import KafkaRangeReader
 from seriatim.kafka.wire import parse_raw_batches
 from seriatim.ports import UnreadableMessageError

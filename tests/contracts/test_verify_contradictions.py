@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import Entry, VerdictEntry
-from seriatim.ledger.model import Change
-from seriatim.ports import LedgerHead
+from seriatim.ledger.manifests import LedgerHead
+from seriatim.ledger.model import Change, EntryMark
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
@@ -172,7 +172,7 @@ def _commit_by_hand(made: DiskStream, ledger: Any) -> None:
         app_transactions=[Transaction("seriatim", entry.sequence)],
     )
     table.create_write_transaction([], "append", table.schema(), commit_properties=properties)
-    made.ledger.put_witness(entry.sequence, reference.sha256)
+    made.ledger.put_witness(EntryMark(entry.sequence, reference.sha256))
 
 
 def test_a_state_that_its_records_do_not_make_is_found(

@@ -29,7 +29,7 @@ from seriatim import clock as clock_module
 from seriatim.embedded import doctor
 from seriatim.engine.offsets import Partition
 from seriatim.engine.retention import RetentionRules
-from seriatim.kafka import consumer as consumer_module
+from seriatim.kafka import past_messages as consumer_module
 from seriatim.testing import MemoryBatches, MemoryClock, MemoryKafka, MemoryReader
 from tests.golden.messages import Batch
 

@@ -234,7 +234,7 @@ def test_a_person_logs_in_and_finds_what_is_wrong(airflow: Served, page: Browser
     airflow.made.clock.now = time.time()
     airflow.lake.send(airflow.made, 0, "x", 1, 2, 3)
     airflow.lake.run(airflow.made)
-    last = airflow.made.ledger.witness()[0]
+    last = airflow.made.ledger.witness().sequence
     page.open(f"{airflow.address}/dags/orders/runs/{run}")
     page.wait(
         "[...document.querySelectorAll('a')].some(one => one.href.endsWith('/plugin/seriatim-run'))"

@@ -14,8 +14,7 @@ from confluent_kafka import Consumer, TopicPartition
 from seriatim.demo.generator import CollectionPoints, DemoFault, inject_faults
 from seriatim.demo.producer import SnapshotRequestListener, create_topics, send_messages
 from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
-from seriatim.ledger.snapshot_needs import SnapshotRequest
-from seriatim.storage.store import LocalStore
+from seriatim.ledger.gaps import SnapshotRequest
 from tests.integration.lab import Lab, silent
 
 WAIT_SECONDS = 240
@@ -82,7 +81,7 @@ def test_the_demo_answers_while_it_sends(lab: Lab, topic_name: Callable[[], str]
             reason="gap",
             offset=1,
         )
-        KafkaSnapshotRequester(client, name, LocalStore(lab.folder)).send([request])
+        KafkaSnapshotRequester(client, name).send([request])
         next(snapshots)
     finally:
         sending.send_signal(signal.SIGINT)

@@ -20,10 +20,9 @@ from seriatim.demo.producer import SnapshotRequestListener, _MessageSender, crea
 from seriatim.embedded.broker import cluster_id
 from seriatim.errors import ConfigError
 from seriatim.kafka import client
-from seriatim.kafka.consumer import KafkaPastMessageReader
 from seriatim.kafka.log import KafkaLog
+from seriatim.kafka.past_messages import KafkaPastMessageReader
 from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
-from seriatim.storage.store import LocalStore
 
 
 @pytest.fixture
@@ -254,9 +253,7 @@ NOBODY = {"bootstrap.servers": "127.0.0.1:9"}
 USERS: dict[str, Callable[[dict[str, str], Path], Any]] = {
     "log": lambda settings, _: KafkaLog(settings),
     "reread": lambda settings, _: KafkaPastMessageReader(settings),
-    "requests": lambda settings, root: KafkaSnapshotRequester(
-        settings, "asks", LocalStore(root)
-    ).send([]),
+    "requests": lambda settings, _: KafkaSnapshotRequester(settings, "asks").send([]),
     "answers": lambda settings, _: SnapshotRequestListener(settings, "asks"),
     "topics": lambda settings, _: create_topics(settings, {}),
     "send": lambda settings, _: _MessageSender(settings),

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from seriatim.engine.offsets import Partition
-from seriatim.operations.accept import TopicDecision, accept_topic
-from seriatim.operations.retire import RetireDecision, retire_topic
+from seriatim.operations.accept import RetireDecision, TopicDecision, accept_topic, retire_topic
 from seriatim.operations.status import read_status
 from seriatim.testing import MemoryClock, MemoryStream
 from tests.operations.memory_streams import send

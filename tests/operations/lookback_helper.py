@@ -10,6 +10,7 @@ from typing import Any
 
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.operations.inspect.bisect import INVARIANT_NAMES, Bisection, BisectResult
 from seriatim.operations.inspect.condition import parse_condition
 from seriatim.operations.inspect.explain import (
@@ -20,7 +21,6 @@ from seriatim.operations.inspect.explain import (
 )
 from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.trace_step import TraceStep
-from seriatim.ports import LedgerHead
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0
 

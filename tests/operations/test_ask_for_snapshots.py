@@ -10,7 +10,9 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.errors import ConfigError
-from seriatim.memory import MemoryRequests
+from seriatim.ledger.manifests import REQUESTED_NOTE
+from seriatim.ledger.model import EntryMark
+from seriatim.memory import MemoryLedger
 from seriatim.operations.plan import plan_run
 from seriatim.operations.release import release_session
 from seriatim.testing import MemoryStream
@@ -97,10 +99,10 @@ def test_trouble_is_told_and_fails_nothing() -> None:
     assert sent(one) == [("s", "sequence gap", 1)]
 
 
-class Forgetful(MemoryRequests):
+class Forgetful(MemoryLedger):
     """Dies before it remembers what was asked."""
 
-    def put_last_requested_entry(self, *_: Any) -> None:
+    def put_note(self, *_: Any) -> None:
         """The disk is full."""
         raise OSError("no space left")
 
@@ -111,7 +113,7 @@ def test_a_crash_loses_no_request() -> None:
     """
     one = made("strict", snapshot_requests="asks")
     tell(one, 9, 9)
-    one.requests = Forgetful()
+    one.ledger = Forgetful(one.files.read)
     assert "no space left" in one.run().snapshot_request_error
     assert "no space left" in one.run().snapshot_request_error
     assert sent(one) == [("s", "sequence gap", 1)] * 2
@@ -129,10 +131,10 @@ def test_who_was_right_again_before_anybody_asked_is_not_asked_for() -> None:
     assert sent(one) == []
 
 
-@pytest.mark.parametrize("note", [(7, "another ledger's"), (-1, "")])
-def test_a_note_of_another_ledger_means_nothing(note: tuple[int, str]) -> None:
+@pytest.mark.parametrize("note", [EntryMark(7, "another ledger's"), EntryMark()])
+def test_a_note_of_another_ledger_means_nothing(note: EntryMark) -> None:
     """Put back, or lost: what is still open is asked for again, never left out."""
     one = asking()
-    one.requests.put_last_requested_entry(*note)
+    one.ledger.put_note(REQUESTED_NOTE, note)
     one.run()
     assert len(sent(one)) == 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from seriatim.ledger.manifests import REPORTED_NOTE
+from seriatim.ledger.model import EntryMark
 from seriatim.operations.report_findings import mark_reported, unreported_findings
 from tests.operations.memory_streams import A0, create_filled_stream, send
 
@@ -23,7 +25,7 @@ def test_telling_never_goes_back() -> None:
     made = create_filled_stream()
     mark_reported(made.ledger, 5)
     mark_reported(made.ledger, 2)
-    assert made.ledger.reported_sequence() == 5
+    assert made.ledger.note(REPORTED_NOTE) == EntryMark(5)
 
 
 def test_a_stream_without_a_ledger_has_nothing_to_tell() -> None:

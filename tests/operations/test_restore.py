@@ -4,12 +4,15 @@ itself.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from seriatim.engine.crash_points import arm
 from seriatim.errors import ConfigError, IntegrityError
+from seriatim.ledger.model import EntryMark
+from seriatim.operations.accept import RestoreDecision, accept_restored_ledger
 from seriatim.operations.report_findings import mark_reported, unreported_findings
-from seriatim.operations.restore import RestoreDecision, accept_restored_ledger
 from seriatim.testing import MemoryStream
 from tests.operations.decision_helper import assert_records_match_state
 from tests.operations.memory_streams import A0, create_filled_stream, frontiers, kinds, send
@@ -54,7 +57,7 @@ def test_another_ledger_of_the_same_length_is_accepted_too() -> None:
     """The witness has seen another entry under that number."""
     made = put_back()
     assert made.ledger.stored_witness is not None
-    made.ledger.stored_witness = (2, "another")
+    made.ledger.stored_witness = EntryMark(2, "another")
     with pytest.raises(IntegrityError, match="another one"):
         made.run()
     decide(made)
@@ -71,9 +74,8 @@ def test_a_witness_without_a_ledger_is_moved_aside_with_the_reason() -> None:
         made.run()
     done = decide(made)
     assert (done.ledger_sequence, done.sequence) == (-1, -1)
-    assert made.ledger.archived_witnesses == {
-        done.archived_witness_path: "from the backup of Monday"
-    }
+    archived = json.loads(made.ledger.store.read(done.archived_witness_path))
+    assert archived["accepted because"] == "from the backup of Monday"
     made.run()
     assert (kinds(made), frontiers(made)) == (["start", "slice"], {"in-a/0": 3})
 

@@ -8,6 +8,7 @@ import pytest
 
 from seriatim.engine.crash_points import CRASH_POINTS
 from seriatim.engine.offsets import Partition
+from seriatim.ledger.manifests import MANIFEST_FOLDER
 from seriatim.ledger.model import Account
 from seriatim.ledger.replaced_files import Intent
 from seriatim.memory.files import MemoryFile
@@ -45,7 +46,8 @@ def named(made: MemoryStream) -> set[str]:
 
 def there(made: MemoryStream) -> set[str]:
     """Every file and manifest."""
-    return {*made.files.files, *made.ledger.store.objects}
+    manifests = {key for key, _ in made.ledger.store.keys(MANIFEST_FOLDER)}
+    return {*made.files.files, *manifests}
 
 
 def leave(made: MemoryStream, stem: str, *rooms: str) -> set[str]:

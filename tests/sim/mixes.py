@@ -19,7 +19,7 @@ from seriatim.operations.publish import publish_current
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.repair import RepairRun, plan_repair
 from seriatim.storage.join import ParquetJoiner
-from seriatim.storage.rewrite import ParquetRewriter
+from seriatim.storage.record_files import ParquetRewriter
 from seriatim.storage.store import LocalStore
 from seriatim.testing import MemoryStream
 from tests.operations.compact_helper import run_compaction

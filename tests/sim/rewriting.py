@@ -21,8 +21,8 @@ from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import CompactEntry, Entry, HoldEntry, RepairEntry
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Change
-from seriatim.ports import LedgerHead
 from seriatim.storage.parquet import ParquetFileWriter
 from seriatim.storage.store import LocalStore
 from seriatim.testing import MemoryStream

@@ -29,11 +29,12 @@ from seriatim.engine.table import (
     rfc3339,
 )
 from seriatim.errors import ConfigError
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.operations.inspect.session_replay import ProgressCallback, SessionReplay
 from seriatim.operations.inspect.trace_step import TraceStep
 from seriatim.operations.inspect.tracing import SessionMessage
 from seriatim.operations.inspect.views import plain_view_of_message
-from seriatim.ports import LedgerHead, OpenStream
+from seriatim.ports import OpenStream
 
 Record = dict[str, Any]
 RecordsByOffset = dict[int, list[Record]]

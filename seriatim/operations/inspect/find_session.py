@@ -12,8 +12,9 @@ from msgspec import Struct, field
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Ledger
-from seriatim.ports import LedgerHead, OpenStream
+from seriatim.ports import OpenStream
 
 
 class SessionLocation(Struct, kw_only=True):

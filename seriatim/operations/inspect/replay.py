@@ -28,13 +28,14 @@ from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
 from seriatim.engine.task import PartitionWork, TaskContext, TaskResult, run_task
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger.history import PartitionHistory
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account
 from seriatim.operations.release import can_be_released, clear_finding
 from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
 from seriatim.operations.repair.refold_rules import RefoldRequest, Rewind, plan_stages
 from seriatim.operations.repair.rewind import histories_as_of
 from seriatim.operations.run import WorkByPartition, fold_until_stable, result_of_hole
-from seriatim.ports import DEFAULT_READ_OPTIONS, LedgerHead, OpenStream, ReadOptions, Task
+from seriatim.ports import DEFAULT_READ_OPTIONS, OpenStream, ReadOptions, Task
 
 ProgressCallback = Callable[[int, int], None]
 ReadBatches = Callable[[OffsetRange], Iterator[MessageBatch]]

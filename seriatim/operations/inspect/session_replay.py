@@ -31,13 +31,14 @@ from seriatim.engine.session import Session
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger import history
 from seriatim.ledger.history import CommitPoint, PartitionHistory
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account
 from seriatim.operations.inspect.trace_step import TraceStep
 from seriatim.operations.inspect.tracing import FoldSnapshot, SessionMessage, TracingFold
 from seriatim.operations.release import can_be_released, clear_finding
 from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
 from seriatim.operations.repair.refold_rules import same_session
-from seriatim.ports import LedgerHead, OpenStream
+from seriatim.ports import OpenStream
 
 ENTRIES_READ_FIRST = 64
 """How many of the newest ledger entries are read before all of them are."""

@@ -26,6 +26,7 @@ from seriatim.engine.findings import Finding
 from seriatim.errors import ConfigError, FencedError, IntegrityError, ensure, raise_broken_promise
 from seriatim.ledger.commit import TRIES_MAX, commit, read_head
 from seriatim.ledger.entries import AcceptEntry, Entry, VerdictEntry
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import FailedRange, Ledger, describe_failed_range
 from seriatim.operations.prove.evidence import Evidence, RecordScanner
 from seriatim.operations.prove.folded_rows import exact_row_reader
@@ -44,13 +45,7 @@ from seriatim.operations.prove.verdict_rules import (
     failed_ranges,
     verdict_by_partition,
 )
-from seriatim.ports import (
-    Clock,
-    LedgerHead,
-    LedgerStore,
-    OpenStream,
-    UnreadableFileError,
-)
+from seriatim.ports import Clock, LedgerStore, OpenStream, UnreadableFileError
 
 ProgressCallback = Callable[[int, int], None]
 

@@ -4,7 +4,7 @@ certificates.
 What Kafka no longer has is noted, and is no difference: retention dropped it, or compaction, or the
 topic was created again.
 
-Next: operations/prove/verify.py looks at everything else; kafka/consumer.py reads.
+Next: operations/prove/verify.py looks at everything else; kafka/past_messages.py reads.
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ from seriatim.engine.offsets import Bounds, Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.history import FileOrigin, PartitionHistory
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Ledger
 from seriatim.operations.repair.plan import Damage, RepairRequest
 from seriatim.operations.repair.refold_rules import RefoldRequest
-from seriatim.ports import LedgerHead, OpenStream
+from seriatim.ports import OpenStream
 
 SESSIONS_NAMED_MAX = 5
 PARTITIONS_NAMED_MAX = 20

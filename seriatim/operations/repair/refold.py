@@ -36,6 +36,7 @@ from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import HoldEntry, ReleaseEntry, RepairEntry
 from seriatim.ledger.gaps import Gap
 from seriatim.ledger.history import PartitionHistory
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Change, Ledger, refuse_incompatible_machine, unmoved_change
 from seriatim.operations.followers import catch_up_after_run, read_gaps
 from seriatim.operations.release import can_be_released, clear_finding
@@ -57,7 +58,7 @@ from seriatim.operations.run import (
     result_of_hole,
 )
 from seriatim.operations.sweep import sweep_dead
-from seriatim.ports import LedgerHead, OpenStream, ReadOptions
+from seriatim.ports import OpenStream, ReadOptions
 
 ProgressCallback = Callable[[int, int], None]
 

@@ -22,9 +22,10 @@ from seriatim.errors import (
     SeriatimError,
     raise_broken_promise,
 )
+from seriatim.ledger.commit import require_head
 from seriatim.ledger.entries import HoldEntry
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Change, Ledger, refuse_changed_machine, unmoved_change
-from seriatim.operations.accept import require_head
 from seriatim.operations.followers import read_gaps
 from seriatim.operations.repair.damage import DamageSearch
 from seriatim.operations.repair.join_records import DamagedInputError
@@ -49,7 +50,7 @@ from seriatim.operations.repair.refold import (
     release_hold,
 )
 from seriatim.operations.repair.rewind import RewindChooser, histories_as_of
-from seriatim.ports import LedgerHead, LedgerStore, OpenStream
+from seriatim.ports import LedgerStore, OpenStream
 
 
 def plan_repair(

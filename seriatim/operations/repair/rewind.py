@@ -14,10 +14,11 @@ from seriatim.engine.offsets import Bounds, Partition
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger import history
 from seriatim.ledger.history import CommitPoint, PartitionHistory
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account
 from seriatim.operations.repair.refold import lost_messages_error
 from seriatim.operations.repair.refold_rules import RefoldRequest, Rewind
-from seriatim.ports import Joiner, LedgerHead, LedgerStore
+from seriatim.ports import Joiner, LedgerStore
 
 
 def histories_as_of(

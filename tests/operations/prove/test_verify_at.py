@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError
-from seriatim.kafka.raw_capture import read_capture
+from seriatim.kafka.past_messages import read_capture
 from seriatim.memory import MemoryDigests, MemoryKafka
 from seriatim.operations.prove import verify_at
 from seriatim.operations.prove.compare_kafka import KafkaComparison

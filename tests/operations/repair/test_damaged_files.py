@@ -4,14 +4,15 @@ can be mended.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from seriatim.errors import IntegrityError, PlatformError
 from seriatim.ledger.entries import Entry
-from seriatim.ledger.manifests import ManifestReference
+from seriatim.ledger.manifests import DIFFERENCE_FILE, LedgerHead, ManifestReference
 from seriatim.operations.repair.plan import RefoldAction, RepairRequest
 from seriatim.operations.repair.repair import plan_repair
-from seriatim.ports import LedgerHead
 from seriatim.testing import MemoryStream
 from tests.operations.compact_helper import run_compaction
 from tests.operations.decision_helper import accept
@@ -195,7 +196,7 @@ def test_a_damaged_file_that_nothing_needs_is_planned_to_be_deleted_until_it_is_
     run_compaction(made)
     assert replaced not in records(made)
     flip(made, replaced)
-    made.ledger.stored_differing_files = [replaced]
+    made.ledger.store.replace(DIFFERENCE_FILE, json.dumps({"file": replaced}).encode())
     planned = plan_repair(made.open(), RepairRequest())
     assert (planned.actions, planned.notes, planned.deleted_files) == ((), (), (replaced,))
     repair(made)

@@ -1,25 +1,53 @@
-"""Reads messages of the past from Kafka again, with a plain consumer: no Spark, no consumer group, no
-commit.
+"""Messages of the past: read from Kafka again, or from a file that somebody captured.
 
-Next: kafka/spark_reader.py reads for the fold; kafka/log.py has topics and bounds.
+From Kafka they are read with a plain consumer: no Spark, no consumer group, no commit. A capture is a
+file of JSON lines, one per message, with the fields topic, partition, offset, key, value (text or
+null) and timestamp. Bytes that are not text come as `key_base64` and `value_base64`. The output of
+`kcat -J` (payload, ts) is accepted as well.
+
+Next: operations/prove/verify_at.py checks them; kafka/spark_reader.py reads for the fold.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from seriatim.engine.messages import MessageBatch
-from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.errors import KafkaSilentError
+from seriatim.engine.messages import CapturedMessage, MessageBatch
+from seriatim.engine.offsets import TOPIC_NAME, OffsetRange, Partition
+from seriatim.errors import ConfigError, KafkaSilentError
 from seriatim.kafka.client import create_client
 
 MESSAGES_PER_POLL_MAX = 5_000
 FOLLOW_UP_TIMEOUT_SECONDS = 0.05
+CONSUMER_SETTINGS = {
+    # The library needs a group name. No group is joined, and nothing is committed.
+    "group.id": "seriatim",
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "enable.partition.eof": True,
+    "auto.offset.reset": "error",
+    "log_level": 0,
+}
+"""Settings of every consumer of ours: it reads from the offset that it is told."""
+
+
+def assign(consumer: Consumer, offsets: Mapping[Partition, int]) -> None:
+    """Let a consumer read these partitions, each from this offset on."""
+    consumer.assign(
+        [
+            TopicPartition(partition.topic, partition.number, offset)
+            for partition, offset in offsets.items()
+        ]
+    )
 
 
 class KafkaPastMessageReader:
@@ -32,20 +60,18 @@ class KafkaPastMessageReader:
         timeout_seconds: float = 30,
         *,
         with_headers: bool = False,
+        end_errors: Collection[int] = (KafkaError._PARTITION_EOF,),
     ) -> None:
         self.servers = client_settings["bootstrap.servers"]
         self.timeout_seconds = timeout_seconds
         self.with_headers = with_headers
-        quiet_settings = {**client_settings, "log_level": 0}
-        self._admin = create_client(AdminClient, quiet_settings)
+        self.end_errors = end_errors
+        """Errors that end a range like the end of the log."""
+        self._admin = create_client(AdminClient, {**client_settings, "log_level": 0})
         self._consumer: Consumer | None = None
         self._settings: dict[str, Any] = {
-            **quiet_settings,
-            "group.id": "seriatim-verify",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
+            **client_settings,
+            **CONSUMER_SETTINGS,
             "isolation.level": isolation,
             "check.crcs": True,
             # All messages of a range exist already. A fetch that waits at the end of the log for
@@ -59,9 +85,7 @@ class KafkaPastMessageReader:
             return
         if self._consumer is None:
             self._consumer = create_client(Consumer, self._settings)
-        self._consumer.assign(
-            [TopicPartition(partition.topic, partition.number, offset_range.start)]
-        )
+        assign(self._consumer, {partition: offset_range.start})
         has_more = True
         while has_more:
             messages, has_more = self._poll_messages(self._consumer, offset_range)
@@ -92,7 +116,7 @@ class KafkaPastMessageReader:
             messages: list[Any] = []
             for message in _consume_available(consumer):
                 error = message.error()
-                if error is not None and error.code() == KafkaError._PARTITION_EOF:
+                if error is not None and error.code() in self.end_errors:
                     return messages, False
                 if error is not None:
                     raise self._unreachable_error(error)
@@ -139,3 +163,53 @@ def _message_batches(messages: list[Any], *, with_headers: bool = False) -> Iter
             headers,
         )
         begin = end
+
+
+def read_capture(path: Path) -> list[CapturedMessage]:
+    """All messages of a capture, in the order of the file."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise ConfigError(
+            f"--capture {path}: {error.strerror}", next="give a file of JSON lines"
+        ) from None
+    messages = []
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            messages.append(_parse_line(path, number, line))
+    return messages
+
+
+def _parse_line(path: Path, number: int, line: bytes) -> CapturedMessage:
+    try:
+        fields = json.loads(line)
+        topic = fields["topic"]
+        partition = int(fields["partition"])
+        offset = int(fields["offset"])
+        if not TOPIC_NAME.fullmatch(topic) or partition < 0 or offset < 0:
+            raise ValueError("topic, partition or offset is none")
+        timestamp = fields.get("timestamp", fields.get("ts"))
+        value_name = "payload" if "payload" in fields else "value"
+        return CapturedMessage(
+            partition=Partition(topic, partition),
+            offset=offset,
+            key=_decode_bytes(fields, "key"),
+            value=_decode_bytes(fields, value_name),
+            timestamp=timestamp if isinstance(timestamp, int) else 0,
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, binascii.Error) as error:
+        raise ConfigError(
+            f"{path.name}:{number}: not a captured message: {type(error).__name__}: {error}",
+            allowed='{"topic": "a", "partition": 0, "offset": 7, "key": "s", "value": "…", "timestamp": 0}',
+            next="bytes that are no text go into key_base64 and value_base64",
+        ) from None
+
+
+def _decode_bytes(fields: dict[str, Any], name: str) -> bytes | None:
+    """The bytes of a key or value: from base64, from text, or None for null."""
+    if f"{name}_base64" in fields:
+        return base64.b64decode(fields[f"{name}_base64"], validate=True)
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"{name} must be text or null")
+    return None if value is None else value.encode()

@@ -10,8 +10,8 @@ import pytest
 from seriatim.engine.findings import GapMark
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.entries import ENTRY_TYPES, Entry
+from seriatim.ledger.gaps import collect_snapshot_requests
 from seriatim.ledger.model import Change
-from seriatim.ledger.snapshot_needs import collect_snapshot_requests
 from tests.ledger.test_gaps import change, closes, opens
 
 
