@@ -339,7 +339,12 @@ def test_only_config_reads_the_environment() -> None:
     assert readers == ["seriatim/config.py"]
 
 
-FILE_SYSTEM = frozenset({"pathlib", "fcntl"})
+FILE_SYSTEM = frozenset({"fcntl", "glob", "pathlib", "shutil", "tempfile"})
+FILE_SYSTEM_CALLS = frozenset({
+    "access", "fdatasync", "fsync", "link", "listdir", "lstat", "makedirs", "mkdir", "open", "path", "remove",
+    "rename", "replace", "rmdir", "scandir", "stat", "symlink", "truncate", "unlink", "utime", "walk",
+})  # fmt: skip
+"""Members of `os` that touch files."""
 FILE_SYSTEM_USERS = {
     "seriatim/storage/store.py": "the only module that knows how an output is on a disk",
     "seriatim/config.py": "settings",
@@ -352,6 +357,7 @@ FILE_SYSTEM_USERS = {
     "seriatim/kafka/spark_reader.py": "temporary folders of Spark, JARs",
     "seriatim/spark_settings.py": "files of Spark",
     "seriatim/fast/ready.py": "compiled code in the home",
+    "seriatim/fast/helpers/__main__.py": "the null device in place of a pipe",
     "seriatim/alerts/smtp.py": "a file with the password",
     "seriatim/web/render.py": "templates of the pages",
 }
@@ -364,7 +370,50 @@ FILE_SYSTEM_PACKAGES = ("airflow", "cli", "demo", "embedded")
 
 def _uses_file_system(source: str) -> bool:
     imported = {name.partition(".")[0] for name in _imported_names(source)}
-    return bool(imported & FILE_SYSTEM) or "os.fsync" in source or "st_mtime" in source
+    return bool(imported & FILE_SYSTEM) or any(map(_touches_files, ast.walk(ast.parse(source))))
+
+
+def _touches_files(node: ast.AST) -> bool:
+    """`open(…)`, a member of `os` that touches files, or a change time."""
+    match node:
+        case ast.Call(func=ast.Name(id="open")):
+            return True
+        case ast.Attribute(value=ast.Name(id="os"), attr=name):
+            return name in FILE_SYSTEM_CALLS
+        case ast.ImportFrom(module="os", names=names):
+            return any(alias.name in FILE_SYSTEM_CALLS for alias in names)
+        case ast.Attribute(attr=name):
+            return name.startswith("st_mtime")
+    return False
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from pathlib import Path",
+        "import fcntl",
+        "import shutil",
+        "import tempfile",
+        "open('state').read()",
+        "import os\n\nos.rename('a', 'b')",
+        "import os\n\nos.replace('a', 'b')",
+        "import os\n\nos.fsync(3)",
+        "import os\n\nos.path.getsize('a')",
+        "from os import unlink",
+        "status.st_mtime_ns",
+    ],
+)
+def test_each_way_to_touch_a_file_is_noticed(code: str) -> None:
+    """Not only the imports: also what needs none."""
+    assert _uses_file_system(code)
+
+
+@pytest.mark.parametrize(
+    "code", ["store.open('key')", "import os\n\nos.getpid()", "'a'.replace('a', 'b')"]
+)
+def test_what_touches_no_file_is_left_alone(code: str) -> None:
+    """A store opens objects, and texts are replaced."""
+    assert not _uses_file_system(code)
 
 
 def test_only_the_store_and_the_edges_know_the_file_system() -> None:
