@@ -2,7 +2,7 @@
 
 A topic that was created again has a new topic id, and its offsets start over at 0.
 
-Next: record_scan.py, audit.py and rewrite.py check the files that they read by this.
+Next: record_scan.py and rewrite.py check the files that they read by this.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class RecordOrderScan:
 
     def scan(self, batch: pa.RecordBatch | pa.Table) -> BatchOrder:
         """Check the next batch. The rows of a batch without an `index` all have index 0."""
-        offsets = _numbers(batch, "offset")
+        offsets = whole_numbers(batch, "offset")
         indexes = np.zeros(len(offsets), np.int64)
         if "index" in batch.schema.names:
-            indexes = _numbers(batch, "index")
+            indexes = whole_numbers(batch, "index")
         topic_ids, codes = distinct_values_and_codes(batch.column("topic_id"))
         disordered = []
         distinct_offsets = 0
@@ -73,7 +73,7 @@ def distinct_values_and_codes(column: pa.Array | pa.ChunkedArray) -> tuple[list[
     return encoded.dictionary.to_pylist(), codes.astype(np.int64)
 
 
-def _numbers(batch: pa.RecordBatch | pa.Table, name: str) -> Any:
+def whole_numbers(batch: pa.RecordBatch | pa.Table, name: str) -> Any:
     """A column of whole numbers; null becomes -1."""
     column = pc.fill_null(batch.column(name), -1)
     if isinstance(column, pa.ChunkedArray):

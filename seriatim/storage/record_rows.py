@@ -1,7 +1,7 @@
 """Rows out of records: the last record of a row says what the row is, or that it is deleted.
 
 This is the only place that folds records to rows. It serves the table `current` (rows.py), state
-that is rebuilt from records (join.py), `verify` (audit.py) and `check` (record_scan.py). Records come
+that is rebuilt from records (join.py), and `verify` and `check` (record_scan.py). Records come
 as Arrow tables, in order, a row group at a time: memory holds the rows that changed, not the records.
 No column is added to them, so a machine's columns may have any name.
 

@@ -20,7 +20,7 @@ from seriatim import config
 from seriatim.engine.crash_points import CHECK_POINTS
 from seriatim.engine.failure import CommandOutcome
 from seriatim.errors import ConfigError, IntegrityError
-from seriatim.operations.prove import suite_files
+from seriatim.operations.prove.suite import load_suites
 from seriatim.stream import OutputSettings, Stream
 from tests.cli.test_publish import STREAM, typed
 from tests.contracts.disk_streams import DiskStream, create_filled_output
@@ -219,7 +219,7 @@ def test_own_suites_take_the_place_of_stock_ones(tmp_path: Path) -> None:
             }
         )
     )
-    made = suite_files.load_suites(stream, tmp_path / "streams")
+    made = load_suites(stream, tmp_path / "streams")
     severities = {
         one.name: one.severity for one in (*made.records.expectations, *made.ledger.expectations)
     }
