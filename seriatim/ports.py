@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
+from zlib import crc32
 
 from msgspec import Struct, field
 
@@ -25,9 +26,8 @@ from seriatim.ledger.gaps import Gap, QuarantineFile, SnapshotRequest
 from seriatim.ledger.manifests import LedgerHead, Manifest, ManifestReference
 from seriatim.ledger.model import EntryMark, Ledger
 from seriatim.ledger.replaced_files import Intent
-from seriatim.operations.prove.chain import Commit
-from seriatim.operations.prove.rules import FileReading
 from seriatim.stream import Stream
+from seriatim.workers import Workers
 
 Task = Callable[[Partition, Iterable[MessageBatch]], bytes]
 """Runs in the worker that has the messages of one partition. Its result is sent to the driver."""
@@ -353,10 +353,132 @@ class UnreadableFileError(Exception):  # not a SeriatimError: verify reports wha
     """A file is missing, or is not valid in its own format."""
 
 
+class AddedFile(Struct, frozen=True, kw_only=True):
+    """A file as a Delta commit adds it."""
+
+    path: str
+    size: int = -1
+    rows: int = -1
+    first_offset: int = -1
+    last_offset: int = -1
+
+
+class CommitSignature(Struct, frozen=True):
+    """What a Delta commit says of the entry that it belongs to."""
+
+    sequence: int
+    previous: str
+    """The hash of the manifest of the entry before."""
+    manifest: str
+    """The path of the manifest."""
+    sha256: str
+    """The hash of the manifest."""
+
+
+class Commit(Struct, frozen=True, kw_only=True):
+    """One Delta commit, as its JSON file has it."""
+
+    version: int
+    signature: CommitSignature | None = None
+    """None: it is not of an entry of the ledger."""
+    transaction: int | None = None
+    adds: tuple[AddedFile, ...] = ()
+    removes: tuple[str, ...] = ()
+    is_rewrite: bool = False
+    """It says that it changed no data: an OPTIMIZE by another program."""
+    read_error: str = ""
+    """Why it cannot be read; empty: it can."""
+    log_sha256: str = ""
+    """SHA-256 over the bytes of all commits up to and including this one."""
+
+
+class FileOutline(Struct, kw_only=True):
+    """What a file of records, or of quarantined messages, contains, without its rows."""
+
+    rows: int = 0
+    first_offset: int = -1
+    last_offset: int = -1
+    first_disorder: tuple[int, int] | None = None
+    """Offset and index of the first row that does not come after the one before it."""
+    early_offset: int = -1
+    """The offset of the first record that is older than the message it was made of."""
+    topics: set[str] = field(default_factory=set)
+    topic_ids: set[str] = field(default_factory=set)
+    partitions: set[int] = field(default_factory=set)
+    """None of these three if the column is the name of a folder."""
+    sessions: set[str] = field(default_factory=set)
+    distinct_offsets: int = 0
+    """How many different offsets there are."""
+
+
+class FileReading(Struct, kw_only=True):
+    """A committed file as it is now."""
+
+    size_bytes: int | None = None
+    """None: there is no such file."""
+    digests: tuple[str, str] = ("", "")
+    """XXH3-128 and SHA-256; the second is empty if the entry does not have it."""
+    outline: FileOutline | None = None
+    """Of a file of records or quarantined messages that has the size and digests of its entry."""
+    read_error: str = ""
+    """Why a file that has them is not valid in its own format."""
+
+
+class ScanRequest(Struct, frozen=True, kw_only=True):
+    """What is to be read of the record files of a partition."""
+
+    first_offsets: dict[str, int] | None = None
+    """By topic id: the first offset that counts as new. Records of other topic ids are left out.
+    None: every record counts.
+    """
+    row_key_spec: RowKeySpec | None = None
+    """How records become rows; None: no rows are returned."""
+    bucket: tuple[int, int] = (0, 1)
+    """Number and count: only rows of sessions whose name falls into this bucket."""
+    with_outlines: bool = True
+    """Whether the files are outlined."""
+
+    def includes_session(self, name: str) -> bool:
+        """Whether the name of a session falls into the bucket."""
+        number, count = self.bucket
+        # A name may have lone surrogates, which plain UTF-8 refuses.
+        return count == 1 or crc32(name.encode("utf-8", "surrogatepass")) % count == number
+
+
+class ScannedRecords(Struct, kw_only=True):
+    """The record files of a partition, as far as the promises about it need them."""
+
+    outlines: list[FileOutline] = field(default_factory=list)
+    """Of whole files, in their order; empty if they were not asked for."""
+    new_rows: int = 0
+    """Records that count, of all sessions."""
+    first_rows: Iterable[RowImage] = ()
+    """Each row of each session as it was before its first record, by what that record says."""
+    last_rows: Iterable[RowImage] = ()
+    """Each row of each session as its last record leaves it."""
+    unlinked_rows: int = 0
+    """Records whose before-image is not what the record before them left of the row."""
+    unlinked_offset: int = -1
+    """The offset of the first of them."""
+    unlinked_files: list[str] = field(default_factory=list)
+    """The files that have them."""
+
+
+class RecordScanner(Protocol):
+    """Reads committed record files again. Raises `UnreadableFileError`."""
+
+    def scan(self, files: Sequence[File], request: ScanRequest) -> ScannedRecords:
+        """What record files of one partition contain. They must be in the order of their offsets."""
+        ...
+
+
 class Audit(Protocol):
     """Reads a stream's output again for verify, independently of the code that wrote it. Raises
     `UnreadableFileError`.
     """
+
+    workers: Workers
+    """Who reads the files."""
 
     def commits(self) -> list[Commit]: ...
     def paths_readers_see(self, version: int) -> set[str]: ...
@@ -378,13 +500,14 @@ class Audit(Protocol):
         """Each file as it is now, in the order of the files."""
         ...
 
-    def last_rows(self, paths: Iterable[str], row_key_spec: RowKeySpec) -> Iterator[RowImage]:
-        """Each row of each session as these record files leave it. They must be in order."""
-        ...
-
     def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]: ...
     def sessions(self, path: str) -> Iterator[tuple[str, Session]]:
         """The sessions of a state file."""
+        ...
+
+    def record_scanner(self) -> RecordScanner: ...
+    def state(self, stream: str) -> StateStore:
+        """The state files. `stream` is for errors."""
         ...
 
 

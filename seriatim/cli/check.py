@@ -1,6 +1,6 @@
 """`seriatim check`: judge committed entries that were not judged yet, by suites of expectations.
 
-Next: operations/prove/check.py does it; operations/prove/suite_files.py finds the suites.
+Next: operations/prove/check.py does it; operations/prove/suite.py finds the suites.
 """
 
 from __future__ import annotations
@@ -71,14 +71,14 @@ def check_with_suites(
     open_stream: ConnectedStream, progress: Callable[[int, int], None]
 ) -> CheckResult:
     """Check a stream by its suites, with great-expectations."""
-    from seriatim.operations.prove import suite_files
     from seriatim.operations.prove.check import check_stream
     from seriatim.operations.prove.great_expectations_suites import GreatExpectations
+    from seriatim.operations.prove.suite import load_suites
     from seriatim.storage.record_scan import RecordScan
     from seriatim.storage.store import open_store
 
     store = open_store(open_stream.stream.output.path)
-    suites = suite_files.load_suites(open_stream.stream, Path(open_stream.file.folder))
+    suites = load_suites(open_stream.stream, Path(open_stream.file.folder))
     checker = GreatExpectations(store)
     return check_stream(open_stream, suites, checker, RecordScan(store), progress)
 

@@ -2,8 +2,7 @@
 
 With `--at` it judges messages instead, and finds where raw capture, Kafka and output first differ.
 
-Next: operations/prove/verify.py and operations/prove/compare_kafka.py check the output;
-operations/prove/verify_at.py does `--at`.
+Next: operations/prove/verify.py checks the output; operations/prove/verify_at.py does `--at`.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from seriatim.config import Settings
     from seriatim.engine.machine import Runner
     from seriatim.kafka.past_messages import KafkaPastMessageReader
-    from seriatim.operations.prove.folded_rows import StateRowReader
     from seriatim.operations.prove.message_validator import FirstDifference, ValidationFault
+    from seriatim.operations.prove.partition_rules import StateRowReader
     from seriatim.operations.prove.verify import VerifyResult
     from seriatim.operations.prove.verify_at import ValidationResult
     from seriatim.stream import Stream
@@ -101,9 +100,8 @@ def _verify_output(
 ) -> None:
     from seriatim import context
     from seriatim.cli.output import RunProgress
-    from seriatim.memory import MemoryDigests
-    from seriatim.operations.prove.compare_kafka import KafkaComparison
-    from seriatim.operations.prove.verify import Verification
+    from seriatim.memory.files import MemoryDigests
+    from seriatim.operations.prove.verify import KafkaComparison, Verification
     from seriatim.storage.audit import FileAudit
     from seriatim.storage.store import open_store
 
@@ -139,7 +137,7 @@ def row_reader_or_none(file: StreamFile) -> StateRowReader | None:
     None if the machine does not say it, or if the machine cannot be loaded here.
     """
     from seriatim import stream_files
-    from seriatim.operations.prove.folded_rows import state_row_reader
+    from seriatim.operations.prove.partition_rules import state_row_reader
 
     try:
         return state_row_reader(stream_files.load_runner(file))
@@ -235,7 +233,7 @@ def _judge_messages(
     from seriatim import stream_files
     from seriatim.cli.output import RunProgress
     from seriatim.operations.prove import verify_at
-    from seriatim.operations.prove.difference import DifferenceError
+    from seriatim.operations.prove.partition_rules import DifferenceError
 
     stream = file.stream
     runner = stream_files.load_runner(file)

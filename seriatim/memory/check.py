@@ -8,77 +8,102 @@ held to the same contract tests.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import RowImage, RowKeySpec, same_rows
 from seriatim.errors import IntegrityError
-from seriatim.operations.prove.evidence import (
-    Evidence,
-    EvidenceRequest,
-    PartitionEvidence,
-    in_bucket,
-)
-from seriatim.operations.prove.suite import Expectation, Suite
-from seriatim.operations.prove.verdict_rules import BrokenCheckError, Judgement
-from seriatim.ports import UnreadableFileError
+from seriatim.operations.prove.partition_rules import Evidence
+from seriatim.operations.prove.suite import BrokenCheckError, Expectation, Judgement, Suite
+from seriatim.ports import FileOutline, ScannedRecords, ScanRequest, UnreadableFileError
 
 Row = dict[str, Any]
 ReadRows = Callable[[File], Sequence[Row]]
 
 
 class MemorySight:
-    """Scans record files row by row: nothing is seen together that the real scan may see apart."""
+    """Scans record files row by row."""
 
     def __init__(self, read: ReadRows) -> None:
         self.read = read
 
-    def scan(self, file: File, request: EvidenceRequest) -> Iterator[PartitionEvidence]:
-        """The evidence of a file, one row at a time."""
-        owner = (request.partition.topic, request.partition.number)
-        previous: tuple[str, int, int] | None = None
-        for row in _read_rows(self.read, file):
-            topic_id = row["topic_id"]
-            offset = row["offset"]
-            position = (topic_id, offset, row["index"])
-            evidence = PartitionEvidence(total_rows=1)
-            if previous is not None and previous[0] == topic_id and position <= previous:
-                evidence.disorder_offset = offset
-            if (row["topic"], row["partition"]) != owner:
-                evidence.foreign_offset = offset
-            previous = position
-            if _is_new(row, request.first_new_offsets):
-                evidence.new_rows = 1
-                evidence.offset_spans = {topic_id: (offset, offset)}
-                if request.row_key_spec is not None and in_bucket(row["session"], request.bucket):
-                    self._add_row(evidence, row, request.row_key_spec)
-            yield evidence
+    def scan(self, files: Sequence[File], request: ScanRequest) -> ScannedRecords:
+        """What record files contain, and the rows that their records make."""
+        scanned = ScannedRecords()
+        first_rows: dict[Any, RowImage] = {}
+        last_rows: dict[Any, RowImage] = {}
+        for file in files:
+            rows = _read_rows(self.read, file)
+            if request.with_outlines:
+                scanned.outlines.append(_outline_rows(rows))
+            for row in rows:
+                if not _is_new(row, request.first_offsets):
+                    continue
+                scanned.new_rows += 1
+                name = row["session"]
+                spec = request.row_key_spec
+                if spec is None or name is None or not request.includes_session(name):
+                    continue
+                before, after = _row_images(row, spec)
+                row_name = (after.topic_id, after.session, after.key)
+                previous = last_rows.get(row_name)
+                if previous is None:
+                    first_rows[row_name] = before
+                elif spec.has_before_images and not same_rows(previous.row, before.row):
+                    scanned.unlinked_rows += 1
+                    scanned.unlinked_files.append(file.path)
+                    if scanned.unlinked_offset < 0:
+                        scanned.unlinked_offset = row["offset"]
+                last_rows[row_name] = after
+        scanned.first_rows = list(first_rows.values())
+        scanned.last_rows = list(last_rows.values())
+        return scanned
 
-    def _add_row(
-        self,
-        evidence: PartitionEvidence,
-        row: Row,
-        spec: RowKeySpec,
-    ) -> None:
-        key = spec.key_of(row)
-        before = None
-        if spec.has_before_images and row[f"before_{spec.key[0]}"] is not None:
-            before = tuple(row[f"before_{name}"] for name in spec.columns)
-        after = None
-        if not spec.deletes_row(row):
-            after = tuple(row[name] for name in spec.columns)
+
+def _outline_rows(rows: Sequence[Row]) -> FileOutline:
+    """What a record file with these rows contains."""
+    outline = FileOutline(rows=len(rows))
+    previous: dict[str, tuple[int, int]] = {}
+    offsets = [row["offset"] for row in rows]
+    for row in rows:
         topic_id = row["topic_id"]
-        session = row["session"]
-        offset = row["offset"]
-        evidence.first_rows = [RowImage(topic_id, session, key, before, offset)]
-        evidence.last_rows = [RowImage(topic_id, session, key, after, offset)]
+        position = (row["offset"], row["index"])
+        before = previous.get(topic_id, (-1, 0))
+        if position <= before and outline.first_disorder is None:
+            outline.first_disorder = position
+        if position[0] != before[0]:
+            outline.distinct_offsets += 1
+        if row.get("source_offset", 0) > row["offset"] and outline.early_offset < 0:
+            outline.early_offset = row["offset"]
+        previous[topic_id] = position
+    outline.first_offset = min(offsets, default=-1)
+    outline.last_offset = max(offsets, default=-1)
+    outline.topics = {row["topic"] for row in rows}
+    outline.topic_ids = {row["topic_id"] for row in rows}
+    outline.partitions = {row["partition"] for row in rows}
+    outline.sessions = {row["session"] for row in rows}
+    return outline
 
 
-def _is_new(row: Row, first_new_offsets: Mapping[str, int]) -> bool:
-    first_new_offset = first_new_offsets.get(row["topic_id"])
-    return first_new_offset is not None and row["offset"] >= first_new_offset
+def _row_images(row: Row, spec: RowKeySpec) -> tuple[RowImage, RowImage]:
+    """The row before a record, as the record says, and after it."""
+    before = None
+    if spec.has_before_images and row[f"before_{spec.key[0]}"] is not None:
+        before = tuple(row[f"before_{name}"] for name in spec.columns)
+    after = None
+    if not spec.deletes_row(row):
+        after = tuple(row[name] for name in spec.columns)
+    image = RowImage(row["topic_id"], row["session"], spec.key_of(row), before, row["offset"])
+    return image, image._replace(row=after)
+
+
+def _is_new(row: Row, first_offsets: Mapping[str, int] | None) -> bool:
+    if first_offsets is None:
+        return True
+    first_offset = first_offsets.get(row["topic_id"])
+    return first_offset is not None and row["offset"] >= first_offset
 
 
 class MemoryChecker:

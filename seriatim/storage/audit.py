@@ -4,8 +4,7 @@ run.
 The Delta log is read from its JSON files. A Delta library would start from a checkpoint and believe
 it. What readers see is asked of the library in addition.
 
-Next: operations/prove/verify.py compares what was read; operations/prove/chain.py and
-operations/prove/rules.py have the rules.
+Next: operations/prove/verify.py compares what was read; storage/record_scan.py reads record files.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from msgspec import Struct
 
 from seriatim.engine.files import File
-from seriatim.engine.records import (
-    OTHER_TABLE_PREFIX,
-    ROW_IMAGE_COLUMNS,
-    RowImage,
-    RowKeySpec,
-)
+from seriatim.engine.records import OTHER_TABLE_PREFIX
 from seriatim.engine.session import Session
 from seriatim.ledger.manifests import WITNESS_KEY, Manifest, ManifestFiles, ManifestReference
-from seriatim.operations.prove.chain import AddedFile, Commit, CommitSignature
-from seriatim.operations.prove.rules import FileOutline, FileReading
-from seriatim.ports import UnreadableFileError
+from seriatim.ports import (
+    AddedFile,
+    Commit,
+    CommitSignature,
+    FileOutline,
+    FileReading,
+    UnreadableFileError,
+)
 from seriatim.storage.delta_table import COMMIT_METADATA_KEY
 from seriatim.storage.parquet import first_line
-from seriatim.storage.record_rows import LastRecords, RecordOrderScan, read_row_groups, row_images
-from seriatim.storage.state_files import StateFile
+from seriatim.storage.record_rows import read_row_groups
+from seriatim.storage.record_scan import RecordScan
+from seriatim.storage.state_files import ParquetState, StateFile
 from seriatim.storage.store import Store, digest_object, open_store, xxh3_and_sha256
 from seriatim.workers import LocalWorkers, Workers, map_or_raise
 
@@ -186,39 +185,28 @@ class FileAudit:
 
     def outline(self, path: str) -> FileOutline:
         """What a record or quarantine file holds. Every page is read and proved by its checksum."""
-        outline = FileOutline()
-        order_scan = RecordOrderScan()
-        for row_group in self._row_groups(path):
-            _add_to_outline(outline, row_group, order_scan)
-        return outline
+        return self.record_scanner().outline(path)
 
-    def last_rows(self, paths: Iterable[str], row_key_spec: RowKeySpec) -> Iterator[RowImage]:
-        """Each row of each session as these record files leave it. They must be in order."""
-        columns = [*ROW_IMAGE_COLUMNS, *row_key_spec.deleted_when]
-        columns += [*row_key_spec.key, *row_key_spec.columns]
-        last_records = LastRecords(("session", *row_key_spec.key))
-        for path in paths:
-            for records in self._row_groups(path, columns):
-                last_records.add(records)
-        records = last_records.finish()
-        if records is not None:
-            yield from row_images(records, row_key_spec)
+    def record_scanner(self) -> RecordScan:
+        """Reads record files."""
+        return RecordScan(self.store)
+
+    def state(self, stream: str) -> ParquetState:
+        """The state files, each proved by its digest. `stream` is for errors."""
+        return ParquetState(self.store, stream)
 
     def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
         """The rows of a file. Columns that it does not have are left out."""
-        for row_group in self._row_groups(path, columns):
-            yield from row_group.to_pylist()
+        try:
+            for row_group in read_row_groups(self.store, path, columns):
+                yield from row_group.to_pylist()
+        except READ_ERRORS as error:
+            raise UnreadableFileError(_first_line(error)) from None
 
     def sessions(self, path: str) -> Iterator[tuple[str, Session]]:
         """The sessions of a state file."""
         try:
             yield from StateFile(self.store, path).all_sessions()
-        except READ_ERRORS as error:
-            raise UnreadableFileError(_first_line(error)) from None
-
-    def _row_groups(self, path: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        try:
-            yield from read_row_groups(self.store, path, columns)
         except READ_ERRORS as error:
             raise UnreadableFileError(_first_line(error)) from None
 
@@ -237,56 +225,6 @@ def _reached_sequence(table: DeltaTable) -> int:
         if mark is not None:
             reached = max(reached, int(mark["sequence"]))
     return reached
-
-
-def _add_to_outline(
-    outline: FileOutline,
-    batch: pa.Table,
-    order_scan: RecordOrderScan,
-) -> None:
-    """Add the rows of a row group."""
-    offsets = _numpy_column(batch, "offset")
-    order = order_scan.scan(batch)
-    if outline.first_disorder is None and len(order.disordered_rows):
-        row = int(order.disordered_rows[0])
-        index = batch.column("index")[row].as_py() if "index" in batch.schema.names else 0
-        outline.first_disorder = int(offsets[row]), index
-    outline.rows += batch.num_rows
-    outline.distinct_offsets += order.distinct_offsets
-    outline.topic_ids.update(batch.column("topic_id").unique().to_pylist())
-    _add_offsets(outline, batch, offsets)
-    _add_distinct_values(outline, batch)
-
-
-def _add_offsets(outline: FileOutline, batch: pa.Table, offsets: Any) -> None:
-    """Add the lowest and highest offset, and the first record that is earlier than its source."""
-    lowest_offset = int(offsets.min())
-    if outline.first_offset < 0 or lowest_offset < outline.first_offset:
-        outline.first_offset = lowest_offset
-    outline.last_offset = max(outline.last_offset, int(offsets.max()))
-    if "source_offset" in batch.schema.names and outline.early_offset < 0:
-        source_offsets = _numpy_column(batch, "source_offset")
-        early_rows = np.flatnonzero(source_offsets > offsets)
-        if len(early_rows):
-            outline.early_offset = int(offsets[early_rows[0]])
-
-
-def _add_distinct_values(outline: FileOutline, batch: pa.Table) -> None:
-    outline.topics.update(_distinct_values(batch, "topic"))
-    outline.partitions.update(_distinct_values(batch, "partition"))
-    outline.sessions.update(_distinct_values(batch, "session"))
-
-
-def _distinct_values(batch: pa.Table, name: str) -> list[Any]:
-    """The distinct values of a column; none if it is the name of a folder instead."""
-    if name not in batch.schema.names:
-        return []
-    values: list[Any] = batch.column(name).unique().to_pylist()
-    return values
-
-
-def _numpy_column(batch: pa.Table, name: str) -> Any:
-    return batch.column(name).to_numpy()
 
 
 def _parse_commit(version: int, content: bytes, log_digest: str) -> Commit:
@@ -343,7 +281,6 @@ def _parse_add_action(action: Mapping[str, Any]) -> AddedFile:
         rows=stats.get("numRecords", -1),
         first_offset=lowest.get("offset", -1),
         last_offset=highest.get("offset", -1),
-        partition_values=dict(action.get("partitionValues") or {}),
     )
 
 

@@ -2,9 +2,9 @@
 
 The last record of a row says what the row is, or that it is deleted. This is the only place that
 folds records to rows. It serves the table `current` (current_table.py), state that is rebuilt from
-records (join.py), `verify` (audit.py) and `check` (record_scan.py). Records come in order, a row
-group at a time: memory holds the rows that changed, not the records. No column is added to them, so
-a machine's columns may have any name.
+records (join.py), and `verify` and `check` (record_scan.py). Records come in order, a row group at a
+time: memory holds the rows that changed, not the records. No column is added to them, so a machine's
+columns may have any name.
 
 Records of one topic id rise by offset, and those of one offset by index. A topic that was created
 again has a new topic id, and its offsets start over at 0.
@@ -83,10 +83,10 @@ class RecordOrderScan:
 
     def scan(self, batch: pa.RecordBatch | pa.Table) -> BatchOrder:
         """Check the next batch. The rows of a batch without an `index` all have index 0."""
-        offsets = _numbers(batch, "offset")
+        offsets = whole_numbers(batch, "offset")
         indexes = np.zeros(len(offsets), np.int64)
         if "index" in batch.schema.names:
-            indexes = _numbers(batch, "index")
+            indexes = whole_numbers(batch, "index")
         topic_ids, codes = distinct_values_and_codes(batch.column("topic_id"))
         disordered = []
         distinct_offsets = 0
@@ -108,7 +108,7 @@ class RecordOrderScan:
         return BatchOrder(disordered_rows, distinct_offsets)
 
 
-def _numbers(batch: pa.RecordBatch | pa.Table, name: str) -> Any:
+def whole_numbers(batch: pa.RecordBatch | pa.Table, name: str) -> Any:
     """A column of whole numbers; null becomes -1."""
     column = pc.fill_null(batch.column(name), -1)
     if isinstance(column, pa.ChunkedArray):

@@ -22,7 +22,7 @@ from seriatim.engine.failure import CommandOutcome
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.manifests import REPORTED_NOTE
 from seriatim.ledger.model import EntryMark
-from seriatim.operations.prove import suite_files
+from seriatim.operations.prove.suite import load_suites
 from seriatim.stream import OutputSettings, Stream
 from tests.cli.test_publish import STREAM, typed
 from tests.contracts.disk_streams import DiskStream, create_filled_output
@@ -221,7 +221,7 @@ def test_own_suites_take_the_place_of_stock_ones(tmp_path: Path) -> None:
             }
         )
     )
-    made = suite_files.load_suites(stream, tmp_path / "streams")
+    made = load_suites(stream, tmp_path / "streams")
     severities = {
         one.name: one.severity for one in (*made.records.expectations, *made.ledger.expectations)
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,17 +16,21 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.records import RowKeySpec
 from seriatim.memory.check import MemoryChecker, MemorySight
 from seriatim.operations.prove.check import CheckResult
-from seriatim.operations.prove.evidence import (
-    Evidence,
-    EvidenceRequest,
-    RecordFilesCheck,
-    RecordScanner,
-    RowFold,
-)
 from seriatim.operations.prove.great_expectations_suites import GreatExpectations
-from seriatim.operations.prove.suite import Expectation, Suite
-from seriatim.operations.prove.verdict_rules import BrokenCheckError, Checker, Judgement
-from seriatim.ports import UnreadableFileError
+from seriatim.operations.prove.partition_rules import (
+    CommittedFile,
+    Evidence,
+    FoldedRows,
+    check_content,
+)
+from seriatim.operations.prove.suite import (
+    BrokenCheckError,
+    Checker,
+    Expectation,
+    Judgement,
+    Suite,
+)
+from seriatim.ports import RecordScanner, ScanRequest, UnreadableFileError
 from seriatim.storage.record_scan import RecordScan
 from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
@@ -55,11 +59,7 @@ ROW_KEY = RowKeySpec(
     deleted_when={"op": "delete"},
     has_before_images=True,
 )
-WANTED = EvidenceRequest(
-    partition=P,
-    first_new_offsets={"new": 0},
-    row_key_spec=ROW_KEY,
-)
+WANTED = ScanRequest(first_offsets={"new": 0}, row_key_spec=ROW_KEY)
 
 
 def row(offset: int, op: str = "update", v: int | None = 0, **fields: Any) -> dict[str, Any]:
@@ -117,32 +117,55 @@ def looking(request: pytest.FixtureRequest, tmp_path: Path, library: Any) -> Any
     return over
 
 
+class Walk(NamedTuple):
+    """What one file says, folded over what was."""
+
+    new_rows: int
+    misplaced: list[int]
+    """The offsets of records out of order, or of another partition."""
+    tables: dict[str, dict[Any, Any]]
+    """By session, then by key."""
+    unlinked_rows: int
+    unlinked_offset: int
+
+
 def walked(
-    sight: RecordScanner, wanted: EvidenceRequest = WANTED, was: dict[str, Any] | None = None
-) -> tuple[RecordFilesCheck, RowFold]:
+    sight: RecordScanner, wanted: ScanRequest = WANTED, was: dict[str, Any] | None = None
+) -> Walk:
     """A walk through one file."""
-    files, walk = (
-        RecordFilesCheck(P),
-        RowFold(wanted.row_key_spec or ROW_KEY, lambda _life, _names: was or {}),
-    )
-    for part in files.check_parts(FILE, sight.scan(FILE, wanted)):
-        walk.fold_part(part, FILE.path)
-    return files, walk
+    scanned = sight.scan([FILE], wanted)
+    rows = FoldedRows()
+    for name, table in (was or {}).items():
+        rows.put_session(("new", name), table)
+    unlinked = [image.offset for image in scanned.first_rows if rows.row(image) != image.row]
+    if scanned.unlinked_rows:
+        unlinked += [scanned.unlinked_offset] * scanned.unlinked_rows
+        assert scanned.unlinked_files == [FILE.path]
+    for image in scanned.last_rows:
+        rows.fold(image)
+    change = CommittedFile.of_unread_entry(FILE, 0, P)
+    misplaced = [
+        max(
+            difference.offset,
+            scanned.outlines[0].last_offset * ("partition" in difference.description),
+        )
+        for difference in check_content(change, scanned.outlines[0])
+        if difference.promise == "unique" and "(first, last)" not in difference.description
+    ]
+    tables = {
+        name: {key: kept[0] for key, kept in table.items()}
+        for (_, name), table in rows.tables.items()
+    }
+    return Walk(scanned.new_rows, misplaced, tables, len(unlinked), min(unlinked, default=-1))
 
 
 @pytest.mark.parametrize("rows_per_group", [100, 2, 1])
 def test_a_walk_folds_records_however_they_are_cut(looking: Any, rows_per_group: int) -> None:
     """Large numbers, nulls, deletes and other sessions come out as they went in."""
     sight, _ = looking(ROWS, rows_per_group)
-    files, walk = walked(sight)
-    assert {
-        name: {key: kept[0] for key, kept in table.items()}
-        for (_, name), table in walk.tables.items()
-    } == {
-        "x": {"a": ("a", None)},
-        "y": {"a": ("a", 5)},
-    }
-    assert (files.new_rows, files.misplaced_rows, walk.unlinked_rows) == (6, [], 0)
+    walk = walked(sight)
+    assert walk.tables == {"x": {"a": ("a", None)}, "y": {"a": ("a", 5)}}
+    assert (walk.new_rows, walk.misplaced, walk.unlinked_rows) == (6, [], 0)
 
 
 @pytest.mark.parametrize("rows_per_group", [100, 1])
@@ -163,15 +186,15 @@ def test_a_wrong_before_image_is_seen_in_or_between_parts(
     rows = [dict(one) for one in ROWS]
     rows[number].update(values)
     sight, _ = looking(rows, rows_per_group)
-    assert (walked(sight)[1].unlinked_rows, walked(sight)[1].unlinked_offset) == (1, offset)
+    assert (walked(sight).unlinked_rows, walked(sight).unlinked_offset) == (1, offset)
 
 
 def test_a_walk_goes_on_from_what_was(looking: Any) -> None:
     """The state of before is what the first before-image is held against."""
     sight, _ = looking([row(5, v=3, before_v=2)])
-    assert walked(sight, was={"x": {"a": ("a", 2)}})[1].unlinked_rows == 0
-    assert walked(sight, was={"x": {"a": ("a", 9)}})[1].unlinked_rows == 1
-    assert walked(sight)[1].unlinked_rows == 1
+    assert walked(sight, was={"x": {"a": ("a", 2)}}).unlinked_rows == 0
+    assert walked(sight, was={"x": {"a": ("a", 9)}}).unlinked_rows == 1
+    assert walked(sight).unlinked_rows == 1
 
 
 @pytest.mark.parametrize("rows_per_group", [100, 1])
@@ -183,8 +206,7 @@ def test_order_and_strangers_are_seen(looking: Any, rows_per_group: int) -> None
         ([row(1), row(2, partition=1)], [2]),
         ([row(7, topic_id="old"), row(1)], []),
     ):
-        files, _ = walked(looking(rows, rows_per_group)[0])
-        assert [misplaced.offset for misplaced in files.misplaced_rows] == wrong
+        assert walked(looking(rows, rows_per_group)[0]).misplaced == wrong
 
 
 def test_old_records_and_other_sessions_are_left_out(looking: Any) -> None:
@@ -196,44 +218,35 @@ def test_old_records_and_other_sessions_are_left_out(looking: Any) -> None:
         *(row(3, session=f"s{n}", index=n) for n in range(20)),
     ]
     sight, _ = looking(rows)
-    files, walk = walked(
-        sight,
-        EvidenceRequest(
-            partition=P,
-            first_new_offsets={"new": 2},
-            row_key_spec=ROW_KEY,
-        ),
-    )
-    assert (files.new_rows, len(walk.tables)) == (21, 21)
+    walk = walked(sight, ScanRequest(first_offsets={"new": 2}, row_key_spec=ROW_KEY))
+    assert (walk.new_rows, len(walk.tables)) == (21, 21)
     rounds = [
         walked(
             sight,
-            EvidenceRequest(
-                partition=P,
-                first_new_offsets={"new": 0},
+            ScanRequest(
+                first_offsets={"new": 0},
                 row_key_spec=RowKeySpec(
                     key=("id",), columns=("id",), deleted_when={"op": "delete"}
                 ),
                 bucket=(number, 3),
             ),
-        )[1]
+        )
         for number in range(3)
     ]
-    names = [name for walk in rounds for _, name in walk.tables]
+    names = [name for walk in rounds for name in walk.tables]
     assert len(names) == len(set(names)) == 21
 
 
 def test_composite_keys_are_kept_apart(looking: Any) -> None:
     """(a, 1) and (a, 2) are two rows."""
     sight, _ = looking([row(0, v=1), row(1, v=2), row(2, v=1)])
-    wanted = EvidenceRequest(
-        partition=P,
-        first_new_offsets={"new": 0},
+    wanted = ScanRequest(
+        first_offsets={"new": 0},
         row_key_spec=RowKeySpec(
             key=("id", "v"), columns=("id", "v"), deleted_when={"op": "delete"}
         ),
     )
-    assert set(walked(sight, wanted)[1].tables["new", "x"]) == {("a", 1), ("a", 2)}
+    assert set(walked(sight, wanted).tables["x"]) == {("a", 1), ("a", 2)}
 
 
 def expects(kind: str, **kwargs: Any) -> Expectation:
@@ -371,7 +384,7 @@ def test_a_damaged_file_is_unreadable(tmp_path: Path, library: Any) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"PAR1 nothing")
     with pytest.raises(UnreadableFileError, match=r"f\.parquet"):
-        list(RecordScan(LocalStore(tmp_path)).scan(FILE, WANTED))
+        RecordScan(LocalStore(tmp_path)).scan([FILE], WANTED)
     with pytest.raises(UnreadableFileError, match=r"f\.parquet"):
         library(tmp_path).check_records(Suite("s", (EXPECTED[0][0],)), P, [FILE], {"new": 0})
 

@@ -19,7 +19,7 @@ from seriatim.engine.machine import Machine, Runner, UserMachine
 from seriatim.errors import ConfigError
 from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.operations.followers import catch_up_derived
-from seriatim.operations.prove.folded_rows import state_row_reader
+from seriatim.operations.prove.partition_rules import state_row_reader
 from seriatim.operations.prove.verify import Verification, VerifyResult
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.repair import RepairRun, plan_repair

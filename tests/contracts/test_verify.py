@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from seriatim.operations.prove.rules import SignOff
+from seriatim.operations.prove.stream_rules import SignOff
 from tests.contracts.disk_streams import create_filled_output
 from tests.contracts.verify_helper import first_difference, flip_bit, paths, verify
 

@@ -17,10 +17,14 @@ from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import Entry, VerdictEntry
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Change, EntryMark
+from seriatim.memory.check import MemoryChecker
 from seriatim.storage.audit import FileAudit
+from seriatim.storage.parquet import ParquetFileWriter
+from seriatim.storage.record_scan import RecordScan
 from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.verify_helper import first_difference, paths, verify
+from tests.operations.check_helper import run_check
 
 
 def test_records_written_anew_with_other_content_are_found(root: Path) -> None:
@@ -134,6 +138,51 @@ def test_an_entry_that_lies_is_found(
     assert _matches(lie, found.description), found.description
 
 
+PROMISES = {
+    "other records than its files": "dense",
+    "other sessions than its state file": "counted",
+    "fewer sessions": "counted",
+    "fewer messages": "counted",
+    "other offsets": "unique",
+    "another range": "dense",
+    "other number of rows": "counted",
+}
+"""The promise that each lie breaks."""
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_check_finds_a_lie_of_an_entry_since_the_last_verdict(
+    tmp_path: Path, lie: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rules are those of verify: what it would find is found by the check after the run."""
+    made = DiskStream(tmp_path)
+    made.kafka.create("in-a", 1)
+    made.send("in-a/0", "x", ["a", "b"], 1)
+    made.run()
+    assert broken_promises(made) == []
+    made.send("in-a/0", "x", 2, 3)
+    made.send("in-a/0", "y", ["a"], 4)
+
+    def lying(store: Any, clock: Any, head: LedgerHead, entry: Entry) -> tuple[LedgerHead, Entry]:
+        changes = tuple(LIES[lie](change) if change.records else change for change in entry.changes)
+        return commit(store, clock, head, replace(entry, changes=changes))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("seriatim.operations.run.commit", lying)
+        made.run()
+    assert PROMISES[lie] in broken_promises(made)
+
+
+def broken_promises(made: DiskStream) -> list[str]:
+    """The promises that a check finds broken. Its verdict follows them."""
+    store = LocalStore(made.root)
+    rows = MemoryChecker(lambda file: list(FileAudit(store).rows(file.path)))
+    done = run_check(made, checker=rows, record_scanner=RecordScan(store))
+    broken = [evidence.promise for evidence in done.evidence if not evidence.holds]
+    assert ("bad" in done.verdict.values()) == bool(broken)
+    return broken
+
+
 def _matches(lie: str, what: str) -> bool:
     return all(word in what for word in lie.split() if word not in ("other", "than", "its"))
 
@@ -149,6 +198,7 @@ def test_a_slice_that_leaves_a_hole_is_found(tmp_path: Path) -> None:
     _commit_by_hand(made, moved)
     found = first_difference(tmp_path)
     assert (found.partition, found.sequence) == ("in-a/1", 9)
+    assert broken_promises(made) == ["dense"]
 
 
 def _commit_by_hand(made: DiskStream, ledger: Any) -> None:
@@ -197,6 +247,47 @@ def test_a_state_that_its_records_do_not_make_is_found(
     assert (found.partition, found.session, found.offset) == ("in-a/0", "x", 0)
     assert "v=0" in found.expected
     assert "v=99" in found.found
+    assert broken_promises(made) == ["folded"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "promise"),
+    [
+        ("v", 77, "folded"),
+        ("before_v", 77, "linked"),
+        ("offset", 0, "unique"),
+        ("topic", "z", "unique"),
+    ],
+)
+def test_records_that_were_written_wrong_are_found_by_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, value: Any, promise: str
+) -> None:
+    """A writer that makes a mistake: digests and counts are right, one value of the last record is
+    not.
+    """
+    made = DiskStream(tmp_path)
+    made.kafka.create("in-a", 1)
+    made.send("in-a/0", "x", ["a", "b"], 1)
+    made.run()
+    assert broken_promises(made) == []
+    made.send("in-a/0", "x", 2, 3)
+    add = ParquetFileWriter.add
+
+    def wrong(self: ParquetFileWriter, batch: pa.RecordBatch, *rest: Any) -> None:
+        if column in batch.schema.names:
+            number = batch.schema.get_field_index(column)
+            values = batch.column(number).to_pylist()
+            values[-1] = value
+            wrong_values = pa.array(values).cast(batch.column(number).type)
+            batch = batch.set_column(number, batch.schema.field(number), wrong_values)
+        add(self, batch, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ParquetFileWriter, "add", wrong)
+        made.run()
+    found = first_difference(tmp_path, everything=True)
+    assert found.promise == promise
+    assert promise in broken_promises(made)
 
 
 def test_records_twice_in_the_table_are_found(root: Path) -> None:

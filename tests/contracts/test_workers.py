@@ -14,16 +14,27 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 
 from seriatim.engine.failure import Failure
 from seriatim.engine.files import File
 from seriatim.errors import ConfigError, DamagedFileError, PlatformError
+from seriatim.memory.check import MemoryChecker
+from seriatim.operations.prove.check import CheckAttempt
+from seriatim.operations.prove.partition_rules import (
+    PartitionClaims,
+    PartitionProver,
+    state_row_reader,
+)
 from seriatim.operations.prove.verify import Verification
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.join import ParquetJoiner
+from seriatim.storage.record_scan import RecordScan
+from seriatim.storage.state_files import ParquetState
 from seriatim.storage.store import LocalStore
 from seriatim.workers import LocalWorkers, Workers, map_or_raise
 from tests.contracts.disk_streams import create_filled_output
+from tests.operations.check_helper import shipped_suites
 
 
 def pickled(value: Any) -> Any:
@@ -137,22 +148,60 @@ def test_this_process_does_no_more_than_is_asked_for() -> None:
 
 
 def test_verify_gives_the_same_result_by_any_workers(tmp_path: Path, workers: Workers) -> None:
-    """Its works name files by path and digest, and open the store themselves."""
-    create_filled_output(tmp_path)
-    here = Verification("s", FileAudit(LocalStore(tmp_path)), from_first_entry=True).run()
+    """Its works are files and partitions: they name files by path and digest, and whoever does them
+    opens the store and loads the machine.
+    """
+    made = create_filled_output(tmp_path)
+    here = Verification(
+        "s",
+        FileAudit(LocalStore(tmp_path)),
+        row_reader=state_row_reader(made.runner),
+        from_first_entry=True,
+    ).run()
     audit = FileAudit(LocalStore(tmp_path), workers)
-    elsewhere = Verification("s", audit, from_first_entry=True).run()
+    row_reader = state_row_reader(made.runner, made.stream.table_machine)
+    elsewhere = Verification("s", audit, row_reader=row_reader, from_first_entry=True).run()
     assert elsewhere == here
     assert here.difference is None
+    assert here.has_folded_records
     assert here.files > 0
     if isinstance(workers, PicklingWorkers):
-        assert len(workers.works) == here.files
-        assert max(len(pickle.dumps(work)) for work in workers.works) < 1_000
+        partitions = [work for work in workers.works if isinstance(work, PartitionClaims)]
+        assert len(workers.works) == here.files + len(partitions)
+        assert [str(work) for work in partitions] == ["in-a/0", "in-a/1", "in-b/0"]
+        for work in workers.works:
+            file_count = len(work.record_files) if work in partitions else 0
+            assert len(pickle.dumps(work)) < 1_000 + 1_000 * file_count
     damage_a_file(tmp_path)
     audit = FileAudit(LocalStore(tmp_path), workers)
     difference = Verification("s", audit, from_first_entry=True).run().difference
     assert difference is not None
     assert difference.description == "a file is damaged"
+
+
+def test_check_gives_the_same_verdict_by_any_workers(tmp_path: Path, workers: Workers) -> None:
+    """Its works are partitions, good and bad ones."""
+    made = create_filled_output(tmp_path)
+    store = LocalStore(tmp_path)
+    head = made.ledger.head("s")
+    assert head is not None
+    account = replace(head.ledger.partitions["in-b/0"], records=1)
+    head.ledger.partitions["in-b/0"] = account
+    proofs = []
+    for load_runner, chosen_workers in (
+        (None, LocalWorkers()),
+        (made.stream.table_machine, workers),
+    ):
+        row_reader = state_row_reader(made.runner, load_runner)
+        prover = PartitionProver(RecordScan(store), ParquetState(store, "s"), row_reader)
+        attempt = CheckAttempt(
+            made.open(), head, shipped_suites(made.stream), MemoryChecker(list), prover
+        )
+        claims = map(attempt.claims, attempt.partitions)
+        proofs.append(list(map_or_raise(chosen_workers, prover, claims)))
+    assert proofs[0] == proofs[1]
+    broken = [one for proof in proofs[1] for one in proof.evidence if not one.holds]
+    assert [(str(one.partition), one.promise) for one in broken] == [("in-b/0", "counted")]
 
 
 def damage_a_file(root: Path) -> Path:

@@ -8,8 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from seriatim.operations.prove.difference import Difference
-from seriatim.operations.prove.folded_rows import StateRowReader, state_row_reader
+from seriatim.operations.prove.partition_rules import (
+    Difference,
+    StateRowReader,
+    state_row_reader,
+)
 from seriatim.operations.prove.verify import Verification, VerifyResult
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.store import LocalStore

@@ -13,9 +13,14 @@ from seriatim.engine.files import File
 from seriatim.errors import IntegrityError
 from seriatim.memory.check import MemoryChecker, MemorySight
 from seriatim.operations.prove.check import CheckResult, check_stream
-from seriatim.operations.prove.evidence import RecordScanner
-from seriatim.operations.prove.suite import Expectation, Suites, join_suites, parse_suite
-from seriatim.operations.prove.verdict_rules import Checker
+from seriatim.operations.prove.suite import (
+    Checker,
+    Expectation,
+    Suites,
+    join_suites,
+    parse_suite,
+)
+from seriatim.ports import RecordScanner
 from seriatim.stream import Stream
 from seriatim.testing import MemoryStream, OpenMemoryStream
 

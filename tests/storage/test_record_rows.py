@@ -15,11 +15,10 @@ import pytest
 
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.records import RowKeySpec
+from seriatim.engine.records import RowImage, RowKeySpec
 from seriatim.ledger.current_rows import PartitionCatchUp
-from seriatim.operations.prove.evidence import EvidenceRequest, RowFold
-from seriatim.storage import record_rows
-from seriatim.storage.audit import FileAudit
+from seriatim.ports import ScanRequest
+from seriatim.storage import record_rows, record_scan
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_files import record_schema
 from seriatim.storage.record_rows import RecordGroups, RowMerger, deleted_mask
@@ -130,6 +129,7 @@ def test_all_that_fold_records_agree_with_a_plain_fold(
     rng = random.Random(seed)
     # Small, so that what waits in memory is reduced many times.
     monkeypatch.setattr(record_rows, "BUFFERED_ROWS_MAX", 5)
+    monkeypatch.setattr(record_scan, "WAITING_RECORDS_MAX", 5)
     monkeypatch.setattr(record_rows, "ROWS_AT_ONCE", 3)
     records = random_records(rng, "T", 60)
     files = write_files(tmp_path, rng, records)
@@ -147,7 +147,9 @@ def test_all_that_fold_records_agree_with_a_plain_fold(
     }
     assert len(current) == len(remaining)
 
-    images = list(FileAudit(store).last_rows([file.path for file in files], spec))
+    scanned = RecordScan(store).scan(files, ScanRequest(row_key_spec=spec))
+    images = list(scanned.last_rows)
+    assert len(list(scanned.first_rows)) == len(folded)
     assert len(images) == len(folded)
     for image in images:
         key = image.key if len(spec.key) > 1 else (image.key,)
@@ -227,9 +229,8 @@ def test_check_links_the_records_of_a_key_that_is_zero(tmp_path: Path) -> None:
     spec = RowKeySpec(
         key=("row",), columns=("row",), deleted_when={"op": "delete"}, has_before_images=True
     )
-    request = EvidenceRequest(partition=PARTITION, first_new_offsets={"T": 0}, row_key_spec=spec)
-    row_fold = RowFold(spec, lambda _topic_id, _names: {})
-    for part in RecordScan(LocalStore(tmp_path)).scan(file, request):
-        row_fold.fold_part(part, file.path)
-    assert row_fold.unlinked_rows == 0
-    assert row_fold.tables == {("T", "x"): {0.0: ((0.0,), 1)}}
+    request = ScanRequest(first_offsets={"T": 0}, row_key_spec=spec)
+    scanned = RecordScan(LocalStore(tmp_path)).scan([file], request)
+    assert scanned.unlinked_rows == 0
+    assert list(scanned.first_rows) == [RowImage("T", "x", 0.0, None, 0)]
+    assert list(scanned.last_rows) == [RowImage("T", "x", 0.0, (0.0,), 1)]

@@ -1,53 +1,58 @@
-"""Check: every entry that was not judged yet is judged by suites, after the commit and beside the
-fold.
+"""Check: every entry that was not judged yet is judged by the rules of verify and by suites, after the
+commit and beside the fold.
 
 1. Read the ledger: the entries after the last judged one, and the files that are in the table now.
-2. For each partition that they changed: gather evidence, and check new records by the suite of
-   records.
-3. Check the evidence by the suites of ledger and state.
+2. For each partition that they changed: apply the rules to its new records and state, and check the
+   new records by the suite of records.
+3. Check what the rules say by the suites of ledger and state.
 4. Commit the verdict: good or bad per partition. What a repair replaced meanwhile is void, and is
    judged anew.
 
-A check that breaks commits nothing: it is never a good verdict.
+Records are folded over the state as of the last judged entry or, where a repair went further back,
+that of the newest entry before. A check that breaks commits nothing: it is never a good verdict.
 
-Next: operations/prove/gather_evidence.py reads; operations/prove/verdict_rules.py decides;
+Next: operations/prove/partition_rules.py has the rules; operations/prove/suite.py has the suites;
 ledger/entries.py says what a verdict does to the ledger.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
+from seriatim.engine.files import File
 from seriatim.engine.findings import Finding
-from seriatim.errors import ConfigError, FencedError, IntegrityError, ensure, raise_broken_promise
+from seriatim.engine.machine import Runner
+from seriatim.engine.offsets import Partition
+from seriatim.errors import ConfigError, FencedError, IntegrityError, raise_broken_promise
 from seriatim.ledger.commit import TRIES_MAX, commit, read_head
-from seriatim.ledger.entries import AcceptEntry, Entry, VerdictEntry
-from seriatim.ledger.manifests import LedgerHead
-from seriatim.ledger.model import FailedRange, Ledger, describe_failed_range
-from seriatim.operations.prove.evidence import Evidence, RecordScanner
-from seriatim.operations.prove.folded_rows import exact_row_reader
-from seriatim.operations.prove.gather_evidence import (
-    EvidenceGatherer,
-    EvidenceRange,
-    evidence_ranges,
+from seriatim.ledger.entries import AcceptEntry, Entry, RepairEntry, VerdictEntry
+from seriatim.ledger.manifests import LedgerHead, Manifest
+from seriatim.ledger.model import Account, Change, FailedRange, Ledger, describe_failed_range
+from seriatim.operations.prove.partition_rules import (
+    CommittedFile,
+    Evidence,
+    EvidenceTally,
+    FoldBase,
+    PartitionClaims,
+    PartitionProof,
+    PartitionProver,
+    StateRowReader,
+    check_step,
+    state_row_reader,
 )
-from seriatim.operations.prove.suite import Suites
-from seriatim.operations.prove.verdict_rules import (
-    BrokenCheckError,
-    Checker,
-    CheckScope,
-    Judgement,
-    check_findings,
-    failed_ranges,
-    verdict_by_partition,
-)
-from seriatim.ports import Clock, LedgerStore, OpenStream, UnreadableFileError
+from seriatim.operations.prove.suite import BrokenCheckError, Checker, Judgement, Suites
+from seriatim.ports import Clock, LedgerStore, OpenStream, RecordScanner, UnreadableFileError
+from seriatim.workers import LocalWorkers, Workers, map_or_raise
 
 ProgressCallback = Callable[[int, int], None]
+ROWS_AT_ONCE = 500_000
+"""The most records of a partition whose rows are held in memory together. If there are more, the
+sessions are folded in rounds.
+"""
 
 
 class CheckResult(Struct, kw_only=True):
@@ -72,24 +77,69 @@ def _ignore_progress(_records: int, _total: int) -> None:
     """The progress callback of a check that nobody watches."""
 
 
+class JudgedPartition(Struct, frozen=True, kw_only=True):
+    """One partition that entries changed since the last judged one, and what is new in it."""
+
+    partition: Partition
+    account: Account
+    previous_account: Account | None
+    """As of the last judged entry."""
+    record_files: tuple[File, ...]
+    """All record files of the partition."""
+    first_new_offsets: dict[str, int]
+    """By topic id: the first offset that is new."""
+    rewritten_files: tuple[File, ...] = ()
+    """Files that another program made of ours (OPTIMIZE), and that may have new records of this
+    partition.
+    """
+    has_only_own_files: bool = True
+    """Whether all records of the partition are in files of its own."""
+
+    @property
+    def new_files(self) -> tuple[File, ...]:
+        """The record files that have new records, by offset."""
+        return self.files_since(self.first_new_offsets)
+
+    def files_since(self, first_offsets: Mapping[str, int]) -> tuple[File, ...]:
+        """The record files with records from these offsets on, by offset."""
+        lowest = min(first_offsets.values(), default=0)
+        files = [file for file in self.record_files if file.last_offset >= lowest]
+        files.sort(key=lambda file: file.first_offset)
+        return tuple(files)
+
+    @property
+    def start(self) -> int:
+        """The first offset that is judged."""
+        previous_frontier = 0
+        if self.previous_account is not None:
+            previous_frontier = self.previous_account.frontier
+        return min(self.first_new_offsets.values(), default=previous_frontier)
+
+
 def check_stream(
     open_stream: OpenStream,
     suites: Suites,
     checker: Checker,
     record_scanner: RecordScanner,
     progress: ProgressCallback = _ignore_progress,
+    *,
+    workers: Workers | None = None,
+    load_runner: Callable[[], Runner] | None = None,
 ) -> CheckResult:
     """Judge every entry that was not judged yet.
 
-    Other runs commit meanwhile, so a check may have to be tried again.
+    Other runs commit meanwhile, so a check may have to be tried again. `load_runner` loads the
+    machine where `workers` are other processes.
     """
     name = open_stream.stream.name
+    row_reader = _exact_row_reader(open_stream.runner, load_runner)
+    prover = PartitionProver(record_scanner, open_stream.open_state(), row_reader)
     for attempts_left in reversed(range(TRIES_MAX)):
         head = read_head(open_stream.ledger, name)
         if head is None:
             raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
-        attempt = CheckAttempt(open_stream, head, suites, checker, record_scanner, progress)
-        if not attempt.evidence_ranges:
+        attempt = CheckAttempt(open_stream, head, suites, checker, prover, progress, workers)
+        if not attempt.partitions:
             return attempt.result
         try:
             return attempt.run()
@@ -115,6 +165,16 @@ def check_stream(
     return raise_broken_promise("a check ends by a verdict or an error")
 
 
+def _exact_row_reader(
+    runner: Runner, load_runner: Callable[[], Runner] | None
+) -> StateRowReader | None:
+    """Reads the rows of states; None for machines whose rows are not known exactly."""
+    row_reader = state_row_reader(runner, load_runner)
+    if row_reader is None or not row_reader.is_exact:
+        return None
+    return row_reader
+
+
 def _has_ledger_moved(open_stream: OpenStream, head: LedgerHead) -> bool:
     """Whether the ledger went on: then files that were in the table may be gone legitimately."""
     present_head = read_head(open_stream.ledger, open_stream.stream.name)
@@ -130,15 +190,17 @@ class CheckAttempt:
         head: LedgerHead,
         suites: Suites,
         checker: Checker,
-        record_scanner: RecordScanner,
+        prover: PartitionProver,
         progress: ProgressCallback = _ignore_progress,
+        workers: Workers | None = None,
     ) -> None:
         """Step 1: what is to be judged."""
         self.open_stream = open_stream
         self.suites = suites
         self.checker = checker
-        self.record_scanner = record_scanner
+        self.prover = prover
         self.progress = progress
+        self.workers = LocalWorkers() if workers is None else workers
         self.head = head
         self.judgements: list[Judgement] = []
         ledger = head.ledger
@@ -148,17 +210,19 @@ class CheckAttempt:
             ledger=ledger,
             expectations=suites.count,
         )
-        entries: list[Entry] = []
+        self.manifests: list[Manifest] = []
+        """The entries that were not judged yet."""
         store = open_stream.ledger
         for manifest in store.entries(ledger.stream, ledger.judged_until):
-            entry = manifest.entry
-            if entry.sequence <= ledger.sequence and not entry.has_nothing_to_judge:
-                entries.append(entry)
-        self.evidence_ranges: list[EvidenceRange] = []
-        if entries:
-            judged_ledger = store.ledger_at(ledger.stream, ledger.judged_until)
+            if manifest.entry.sequence <= ledger.sequence:
+                self.manifests.append(manifest)
+        self.judged_ledger = Ledger(stream=ledger.stream)
+        self.partitions: list[JudgedPartition] = []
+        entries = [manifest.entry for manifest in self.manifests]
+        if not all(entry.has_nothing_to_judge for entry in entries):
+            self.judged_ledger = store.ledger_at(ledger.stream, ledger.judged_until)
             active_files = store.active_files(head)
-            self.evidence_ranges = evidence_ranges(judged_ledger, ledger, entries, active_files)
+            self.partitions = judged_partitions(self.judged_ledger, ledger, entries, active_files)
 
     def run(self) -> CheckResult:
         """Steps 2 to 4."""
@@ -166,10 +230,12 @@ class CheckAttempt:
         result = self.result
         # 2. The partitions.
         total_rows = 0
-        for evidence_range in self.evidence_ranges:
-            total_rows += sum(file.rows for file in evidence_range.new_files)
-        for evidence_range in self.evidence_ranges:
-            self._judge_range(evidence_range)
+        for judged in self.partitions:
+            total_rows += sum(file.rows for file in judged.new_files)
+        claims = map(self.claims, self.partitions)
+        proofs = map_or_raise(self.workers, self.prover, claims)
+        for judged, proof in zip(self.partitions, proofs, strict=True):
+            self._judge_partition(judged, proof)
             self.progress(result.records, max(total_rows, result.records))
         crash_point("check-judged")
         # 3. The evidence.
@@ -179,52 +245,135 @@ class CheckAttempt:
         self._commit(self.open_stream.clock.now_seconds() - started_seconds)
         return result
 
-    def _judge_range(self, evidence_range: EvidenceRange) -> None:
-        """Step 2: gather the evidence of a partition, and check its new records."""
-        open_stream = self.open_stream
-        gatherer = EvidenceGatherer(
-            evidence_range,
-            stream=open_stream.stream.name,
-            judged_sequence=self.result.judged_after,
-            ledger=open_stream.ledger,
-            state=open_stream.open_state(),
-            records=open_stream.records,
-            record_scanner=self.record_scanner,
-            row_reader=exact_row_reader(open_stream.runner),
+    def claims(self, judged: JudgedPartition) -> PartitionClaims:
+        """What the ledger says of a partition, for whoever reads its files."""
+        base = FoldBase()
+        row_reader = self._row_reader(judged)
+        if row_reader is not None:
+            base = self._find_base(judged)
+        first_offsets = dict(judged.first_new_offsets)
+        if base.topic_id:
+            first_offsets[base.topic_id] = base.frontier
+        committed_files = self._committed_files(judged.partition)
+        record_files: list[CommittedFile] = []
+        for file in judged.files_since(first_offsets):
+            unread = CommittedFile.of_unread_entry(file, self.result.judged_after, judged.partition)
+            record_files.append(committed_files.get(file.path, unread))
+        state_files = [
+            committed_files[file.path]
+            for file in judged.account.state
+            if file.path in committed_files
+        ]
+        rows_in_table = None
+        if judged.has_only_own_files:
+            rows_in_table = sum(file.rows for file in judged.record_files)
+        return PartitionClaims(
+            partition=judged.partition,
+            account=judged.account,
+            record_files=tuple(record_files),
+            state_files=tuple(state_files),
+            base=base,
+            first_offsets=first_offsets,
+            rows_in_table=rows_in_table,
+            folds_rows=row_reader is not None,
+            # Every round reads all files again, but holds only the sessions of one bucket.
+            round_count=1 + sum(file.rows for file in judged.new_files) // ROWS_AT_ONCE,
         )
-        evidence = list(gatherer.evidence())
-        ensure(
-            {row.promise for row in evidence} == gatherer.promises(),
-            "every promise is looked at",
-            place=str(evidence_range.partition),
-        )
-        if evidence_range.rewritten_files:
-            rewritten_path = evidence_range.rewritten_files[0].path
+
+    def _row_reader(self, judged: JudgedPartition) -> StateRowReader | None:
+        """None if the records cannot be folded in order: those of other partitions are in the same
+        files.
+        """
+        return None if judged.rewritten_files else self.prover.row_reader
+
+    def _committed_files(self, partition: Partition) -> dict[str, CommittedFile]:
+        """The files that entries named since the last judged one, by path."""
+        files: dict[str, CommittedFile] = {}
+        for manifest in self.manifests:
+            entry = manifest.entry
+            for change in entry.changes:
+                if change.partition != partition:
+                    continue
+                for file in change.files():
+                    committed_file = CommittedFile(file, entry.sequence, change, type(entry))
+                    files.setdefault(file.path, committed_file)
+        return files
+
+    def _judge_partition(self, judged: JudgedPartition, proof: PartitionProof) -> None:
+        """Step 2: take the evidence of a partition, and check its new records."""
+        if proof.read_error:
+            raise UnreadableFileError(proof.read_error)
+        if judged.rewritten_files:
+            rewritten_path = judged.rewritten_files[0].path
             self.result.notes.append(
-                f"{evidence_range.partition}: its records were not folded: {rewritten_path}"
+                f"{judged.partition}: its records were not folded: {rewritten_path}"
                 " was rewritten by somebody else (OPTIMIZE)"
             )
-        self.result.evidence += evidence
-        self.result.records += gatherer.files.new_rows
-        files = (*evidence_range.new_files, *evidence_range.rewritten_files)
+        self.result.evidence += [self.dense_evidence(judged), *proof.evidence]
+        self.result.records += proof.records
+        files = (*judged.new_files, *judged.rewritten_files)
         suite = self.suites.records
         if files and suite.expectations:
             self.judgements += self.checker.check_records(
-                suite, evidence_range.partition, files, evidence_range.first_new_offsets
+                suite, judged.partition, files, judged.first_new_offsets
             )
+
+    def dense_evidence(self, judged: JudgedPartition) -> Evidence:
+        """Each account of the partition follows from the one before it, up to the present one."""
+        name = str(judged.partition)
+        tally = EvidenceTally(judged.partition, "dense")
+        account = judged.previous_account
+        for manifest in self.manifests:
+            account_after = manifest.ledger.partitions.get(name)
+            if manifest is self.manifests[-1]:
+                account_after = judged.account
+            if account is None and account_after is None:
+                continue  # The partition came later.
+            entry = manifest.entry
+            for check in check_step(entry, name, account, account_after):
+                tally.add(check.to_difference(name, entry.sequence), offset=check.offset)
+            account = account_after
+        return tally.evidence
+
+    def _find_base(self, judged: JudgedPartition) -> FoldBase:
+        """The state to begin with.
+
+        It is that of the last judged entry. If a repair rewound further, or if state files are
+        gone, it is that of an earlier entry; if there is none, folding begins without state.
+        """
+        previous_account = judged.previous_account
+        if previous_account is None:
+            return FoldBase()
+        stream = self.result.ledger.stream
+        store = self.open_stream.ledger
+        topic_id = previous_account.topic_id
+        partition_name = str(judged.partition)
+        existing_paths = set(self.open_stream.records.paths(judged.partition))
+        lowest = judged.first_new_offsets[topic_id]
+        sequence = self.result.judged_after
+        account: Account | None = previous_account
+        while sequence > 0 and account is not None and account.topic_id == topic_id:
+            is_complete = all(file.path in existing_paths for file in account.state)
+            if account.frontier <= lowest and is_complete:
+                return FoldBase(topic_id, account.frontier, account.state)
+            # State from before a repair may be state that the repair took back.
+            entry = store.manifest_at(stream, sequence).entry
+            lowest = min([lowest, *_rewound_offsets(entry, partition_name)])
+            sequence -= 1
+            account = store.ledger_at(stream, sequence).partitions.get(partition_name)
+        return FoldBase(topic_id)
 
     def _commit(self, took_seconds: float) -> None:
         """Step 4: commit the verdict."""
         result = self.result
-        scopes = [_check_scope(evidence_range) for evidence_range in self.evidence_ranges]
         findings = check_findings(self.judgements, result.evidence, result.judged_until)
         entry = VerdictEntry(
             attempt=self.open_stream.new_attempt(),
             product_version=__version__,
-            verdict=verdict_by_partition(scopes, self.judgements),
+            verdict=verdict_by_partition(self.partitions, self.judgements),
             judged_after=result.judged_after,
             judged_until=result.judged_until,
-            failed_ranges=failed_ranges(scopes, self.judgements, result.judged_until),
+            failed_ranges=failed_ranges(self.partitions, self.judgements, result.judged_until),
             findings=tuple(findings),
             reason=f"{result.records} records, {len(result.evidence)} promises,"
             f" {result.expectations} expectations",
@@ -241,19 +390,173 @@ class CheckAttempt:
         result.ledger = head.ledger
 
 
-def _check_scope(evidence_range: EvidenceRange) -> CheckScope:
-    """The offsets of a partition that are judged."""
-    account = evidence_range.account
-    previous_account = evidence_range.previous_account
-    previous_frontier = previous_account.frontier if previous_account is not None else 0
-    start = min(evidence_range.first_new_offsets.values(), default=previous_frontier)
-    return CheckScope(
-        evidence_range.partition,
-        account.epoch,
-        start,
-        max(account.frontier, start),
-        evidence_range.new_files,
+def _rewound_offsets(entry: Entry, partition_name: str) -> list[int]:
+    """Where a repair began to replace output of a partition; empty for other entries."""
+    if not isinstance(entry, RepairEntry):
+        return []
+    return [
+        change.replaced_from
+        for change in entry.changes
+        if str(change.partition) == partition_name and change.replaced_from >= 0
+    ]
+
+
+def judged_partitions(
+    before: Ledger, after: Ledger, entries: Iterable[Entry], active_files: Iterable[File]
+) -> list[JudgedPartition]:
+    """The partitions that the entries changed, and what is new in each."""
+    changes_by_partition: dict[str, list[tuple[Entry, Change]]] = {}
+    for entry in entries:
+        for change in entry.changes:
+            if change.certificate or change.records or change.state is not None:
+                changes_by_partition.setdefault(str(change.partition), []).append((entry, change))
+    files_by_partition: dict[str, list[File]] = {}
+    foreign_files: list[File] = []
+    for file in active_files:
+        # Our paths are TABLE/TOPIC/NUMBER/NAME. Other programs choose folders of their own.
+        partition_name = "/".join(file.path.split("/")[1:-1])
+        if partition_name in after.partitions:
+            files_by_partition.setdefault(partition_name, []).append(file)
+        else:
+            foreign_files.append(file)
+    partitions: list[JudgedPartition] = []
+    for partition_name, changes in sorted(changes_by_partition.items()):
+        previous_account = before.partitions.get(partition_name)
+        first_new_offsets = _find_first_new_offsets(previous_account, changes)
+        lowest = min(first_new_offsets.values(), default=0)
+        judged = JudgedPartition(
+            partition=Partition.parse(partition_name),
+            account=after.partitions[partition_name],
+            previous_account=previous_account,
+            record_files=tuple(files_by_partition.get(partition_name, ())),
+            first_new_offsets=first_new_offsets,
+            rewritten_files=tuple(file for file in foreign_files if file.last_offset >= lowest),
+            has_only_own_files=not foreign_files,
+        )
+        partitions.append(judged)
+    return partitions
+
+
+def _find_first_new_offsets(
+    previous_account: Account | None, changes: Iterable[tuple[Entry, Change]]
+) -> dict[str, int]:
+    """By topic id: the frontier before, or where a repair rewound to."""
+    offsets: dict[str, int] = {}
+    if previous_account is not None:
+        offsets[previous_account.topic_id] = previous_account.frontier
+    for entry, change in changes:
+        topic_id = change.topic_id
+        replaces_output = change.replaced_from >= 0 or change.records
+        if isinstance(entry, RepairEntry) and replaces_output:
+            offsets[topic_id] = min(offsets.get(topic_id, 0), max(change.replaced_from, 0))
+        offsets.setdefault(topic_id, 0)
+    return offsets
+
+
+# The verdict.
+
+
+def verdict_by_partition(
+    partitions: Iterable[JudgedPartition], judgements: Iterable[Judgement]
+) -> dict[str, str]:
+    """Good or bad, for each partition that was judged."""
+    bad_partitions = {judgement.partition for judgement in judgements if judgement.is_critical}
+    verdict: dict[str, str] = {}
+    for judged in partitions:
+        verdict[str(judged.partition)] = "bad" if judged.partition in bad_partitions else "good"
+    return verdict
+
+
+def failed_ranges(
+    partitions: Iterable[JudgedPartition], judgements: Sequence[Judgement], judged_until: int
+) -> tuple[FailedRange, ...]:
+    """What is bad, as one range for each bad partition."""
+    ranges: list[FailedRange] = []
+    for judged in partitions:
+        critical_judgements = [
+            judgement
+            for judgement in judgements
+            if judgement.partition == judged.partition and judgement.is_critical
+        ]
+        if critical_judgements:
+            files = _blamed_files(judged, critical_judgements)
+            ranges.append(_failed_range(judged, files, judged_until))
+    return tuple(ranges)
+
+
+def _blamed_files(judged: JudgedPartition, judgements: Sequence[Judgement]) -> Sequence[File]:
+    """The files with bad rows; all files that were judged, if that is not known of one judgement."""
+    if not all(judgement.files for judgement in judgements):
+        return judged.new_files
+    blamed_paths: set[str] = set()
+    for judgement in judgements:
+        blamed_paths.update(judgement.files)
+    return [file for file in judged.new_files if file.path in blamed_paths]
+
+
+def _failed_range(judged: JudgedPartition, files: Sequence[File], judged_until: int) -> FailedRange:
+    start = judged.start
+    until = max(judged.account.frontier, judged.start)
+    if files:
+        # A file may begin before what is new in it.
+        start = max(judged.start, min(file.first_offset for file in files))
+        until = max(file.last_offset + 1 for file in files)
+    return FailedRange(
+        partition=str(judged.partition),
+        epoch=judged.account.epoch,
+        start=start,
+        until=until,
+        files=tuple(file.path for file in files),
+        judged_until=judged_until,
     )
+
+
+def check_findings(
+    judgements: Iterable[Judgement], evidence: Iterable[Evidence], judged_until: int
+) -> list[Finding]:
+    """What is reported to people: critical as errors, warnings as such, info not at all."""
+    evidence_by_promise = {(row.partition, row.promise): row for row in evidence}
+    findings: list[Finding] = []
+    for judgement in judgements:
+        if judgement.expectation.severity == "info":
+            continue
+        promise = str(judgement.expectation.meta.get("promise", ""))
+        promise_evidence = evidence_by_promise.get((judgement.partition, promise))
+        findings.append(_finding_of_judgement(judgement, promise_evidence, judged_until))
+    return findings
+
+
+def _finding_of_judgement(
+    judgement: Judgement, evidence: Evidence | None, judged_until: int
+) -> Finding:
+    """A judgement as a finding. Evidence knows better than the suite what is wrong, and where."""
+    expectation = judgement.expectation
+    broken_count = judgement.broken_count
+    offset = judgement.example_offset
+    expected = expectation.describe
+    observed = judgement.found
+    if evidence is not None:
+        broken_count = evidence.broken_count
+        offset = evidence.offset
+        expected = evidence.expected or expectation.describe
+        observed = evidence.found
+    rows = "not so"
+    if judgement.row_count:
+        rows = f"{broken_count} of {judgement.row_count} records"
+    return Finding(
+        finding="check",
+        topic=judgement.partition.topic,
+        partition=judgement.partition.number,
+        offset=offset,
+        expected=expected,
+        found=f"{rows}: {observed}" if observed else rows,
+        cause=f"{expectation.name} ({expectation.suite})",
+        level="error" if judgement.is_critical else "warning",
+        sequence=judged_until,
+    )
+
+
+# A person accepts what failed.
 
 
 class AcceptedFailures(Struct):

@@ -7,7 +7,7 @@ batch. The library takes seconds to import and logs a lot: it is imported when t
 checked, and silenced. An expectation that raises does not raise in the library's caller, so every
 result is searched for an exception.
 
-Next: operations/prove/verdict_rules.py makes a verdict of what comes back.
+Next: operations/prove/check.py makes a verdict of what comes back.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import POSITION_COLUMNS
 from seriatim.errors import ConfigError
-from seriatim.operations.prove.evidence import Evidence
-from seriatim.operations.prove.suite import Expectation, Suite
-from seriatim.operations.prove.verdict_rules import BrokenCheckError, Judgement
+from seriatim.operations.prove.partition_rules import Evidence
+from seriatim.operations.prove.suite import BrokenCheckError, Expectation, Judgement, Suite
 from seriatim.ports import UnreadableFileError
 from seriatim.storage.parquet import open_parquet
 from seriatim.storage.store import Store

@@ -1,28 +1,37 @@
-"""Suites: what a check expects, as data in `expectations/*.json`, in the form of great-expectations.
+"""Suites: what a check expects, as data in `expectations/*.json`, in the form of great-expectations,
+and what comes of checking data by them.
 
 `records.json` is about every record. `ledger.json` and `state.json` are about the evidence
-(evidence.py). `NAME.json` is about the records of stream NAME: an expectation in it replaces the
-stock one with the same `meta.name`.
+(partition_rules.py). `NAME.json` is about the records of stream NAME: an expectation in it replaces
+the stock one with the same `meta.name`. The files are in `expectations/`, beside the folder of
+stream files; the stock suites are shipped with Seriatim.
 
-Next: operations/prove/great_expectations_suites.py checks data by suites;
-operations/prove/suite_files.py reads the files.
+Next: operations/prove/great_expectations_suites.py checks data by suites; operations/prove/check.py
+makes a verdict of what they say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from seriatim.engine.files import File
+from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
+from seriatim.operations.prove.partition_rules import Evidence
+from seriatim.stream import Stream
 
 Severity = Literal["critical", "warning", "info"]
 """critical: the verdict is bad. warning: it is reported, and the verdict stays good. info: it is
 only counted.
 """
+STOCK_SUITES = ("records", "ledger", "state")
 COLUMN_ARGUMENTS = ("column", "column_A", "column_B", "column_list")
 
 
@@ -138,6 +147,39 @@ def parse_suite(content: bytes, file_name: str) -> list[Expectation]:
     return [replace(expectation, suite=file_name) for expectation in suite_file.expectations]
 
 
+def load_suites(stream: Stream, streams_folder: Path) -> Suites:
+    """The suites that a stream is checked by.
+
+    These are the stock suites, or the user's files of the same names, and `expectations/NAME.json`.
+    """
+    folder = streams_folder.parent / "expectations"
+    stock_suites = {name: _read_stock_suite(folder, name) for name in STOCK_SUITES}
+    own_expectations: list[Expectation] = []
+    own_path = folder / f"{stream.name}.json"
+    # A stream may be called "records": then the file of this name is the stock suite.
+    if stream.name not in STOCK_SUITES and own_path.is_file():
+        own_expectations = _parse_suite_file(own_path)
+    return join_suites(stock_suites, own_expectations, stream.machine)
+
+
+def _read_stock_suite(folder: Path, name: str) -> list[Expectation]:
+    """A stock suite: the user's file of this name, or else the shipped one."""
+    own_path = folder / f"{name}.json"
+    if own_path.is_file():
+        return _parse_suite_file(own_path)
+    shipped_path = Path(str(files("seriatim") / "expectations" / f"{name}.json"))
+    if shipped_path.is_file():
+        return _parse_suite_file(shipped_path)
+    raise ConfigError(
+        f"expectations/{name}.json is missing",
+        next=f"take it from Seriatim's repository, and put it at {own_path}",
+    )
+
+
+def _parse_suite_file(path: Path) -> list[Expectation]:
+    return parse_suite(path.read_bytes(), f"expectations/{path.name}")
+
+
 def join_suites(
     stock_expectations: Mapping[str, Iterable[Expectation]],
     own_expectations: Iterable[Expectation],
@@ -187,3 +229,69 @@ def _condition_columns(condition: Any) -> Iterator[str]:
     elif isinstance(condition, list):
         for value in condition:
             yield from _condition_columns(value)
+
+
+class Judgement(Struct, frozen=True, kw_only=True):
+    """One expectation that one partition does not meet."""
+
+    expectation: Expectation
+    partition: Partition
+    broken_count: int = 0
+    """Rows that are not as expected; 1 if the expectation is about all rows together."""
+    row_count: int = 0
+    """Rows that were looked at."""
+    example_offset: int = -1
+    """The offset of one row that is not as expected."""
+    found: str = ""
+    """What was there instead, for people."""
+    files: tuple[str, ...] = ()
+    """Files with bad rows, as far as that is known."""
+
+    @property
+    def is_critical(self) -> bool:
+        """Whether it makes the verdict bad."""
+        return self.expectation.severity == "critical"
+
+
+class BrokenCheckError(Exception):
+    """An expectation that could not be checked. This is never a good verdict.
+
+    The caller knows the stream, and raises `to_config_error` instead.
+    """
+
+    def __init__(self, expectation: Expectation, reason: str) -> None:
+        super().__init__(reason)
+        self.expectation = expectation
+        self.reason = reason
+
+    def to_config_error(self, stream: str) -> ConfigError:
+        """The error for people."""
+        name = self.expectation.name
+        suite = self.expectation.suite
+        return ConfigError(
+            f"{stream}: the check itself is broken: {name} of {suite}",
+            expects=self.expectation.describe,
+            cause=self.reason[:400],
+            next=f"fix {suite}, then `seriatim check {stream}`: nothing was judged by this one",
+        )
+
+
+class Checker(Protocol):
+    """Checks data by suites. Only what is not as expected comes back.
+
+    Raises `BrokenCheckError`, and `UnreadableFileError` (ports.py).
+    """
+
+    def check_records(
+        self,
+        suite: Suite,
+        partition: Partition,
+        files: Sequence[File],
+        first_new_offsets: Mapping[str, int],
+    ) -> list[Judgement]:
+        """Check the records of these files from the first new offset of their topic id on."""
+        ...
+
+    def check_evidence(self, suite: Suite, evidence: Sequence[Evidence]) -> list[Judgement]:
+        """Check evidence, as a frame with topic, partition, promise, holds, broken, offset."""
+        ...

@@ -6,70 +6,70 @@ changes nothing but its sign-off.
 3. The entries since the sign-off: each manifest by its hash, the ledger that it makes, and
    certificates that join.
 4. Their files, and the present state files: size, digest, page checksums, rows, order, counts.
-5. The records are folded to state, if the machine says how.
+5. Each partition by itself: its records are counted, and folded to state if the machine says how.
 6. Files that nothing names: they are reported, and are never damage.
 7. Kafka, if asked: the ranges that it still has, by their digests.
 8. The sign-off, only after a pass without a difference.
 
-Next: operations/prove/chain.py and operations/prove/rules.py have the rules;
-operations/prove/compare_kafka.py is step 7; cli/verify.py shows the result.
+Next: operations/prove/stream_rules.py and operations/prove/partition_rules.py have the rules;
+cli/verify.py shows the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
-import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.files import File
-from seriatim.engine.offsets import Partition
+from seriatim.engine.files import Certificate, Digests
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.records import table_of_path
-from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
-from seriatim.ledger.entries import CompactEntry, Entry, SliceEntry, StartEntry
 from seriatim.ledger.manifests import Manifest, ManifestReference, UnreadableManifestError
-from seriatim.ledger.model import Change, Ledger
-from seriatim.operations.prove.chain import (
-    Commit,
-    CommitSignature,
+from seriatim.ledger.model import Account, Change, Ledger
+from seriatim.operations.prove.partition_rules import (
+    REPAIR_ADVICE,
+    RESTORE_ADVICE,
+    CommittedFile,
+    Difference,
+    DifferenceError,
+    FoldBase,
+    PartitionClaims,
+    PartitionProver,
+    StateRowReader,
+    check_content,
+    check_file,
+    check_overlaps,
+    check_state_file,
+)
+from seriatim.operations.prove.stream_rules import (
+    SignOff,
     check_base,
     check_chain,
     check_ledger_step,
     check_manifest,
+    check_other_tables,
     check_rewrites,
+    check_sign_off,
     check_table_files,
     check_witness,
+    find_orphans,
+    other_table_paths,
     replay_active_files,
     replay_expected_files,
 )
-from seriatim.operations.prove.difference import (
-    REPAIR_ADVICE,
-    RESTORE_ADVICE,
-    RESTORE_LOG_ADVICE,
-    Difference,
-    DifferenceError,
-)
-from seriatim.operations.prove.folded_rows import StateRowReader
-from seriatim.operations.prove.rules import (
-    CommittedFile,
+from seriatim.ports import (
+    AddedFile,
+    Audit,
+    Commit,
+    CommitSignature,
     FileOutline,
     FileReading,
-    RowsOfRecords,
-    SignOff,
-    check_content,
-    check_counts,
-    check_file,
-    check_other_tables,
-    check_overlaps,
-    check_sign_off,
-    check_state,
-    find_orphans,
-    other_table_paths,
+    PastMessageReader,
+    UnreadableFileError,
 )
-from seriatim.ports import Audit, UnreadableFileError
+from seriatim.workers import map_or_raise
 
 ProgressCallback = Callable[[int, int], None]
 ORPHANS_REPORTED_MAX = 20
@@ -132,6 +132,8 @@ class Verification:
         self.outlines: dict[str, FileOutline] = {}
         """The record files that were read."""
         self.active_paths: set[str] = set()
+        self.table_files: dict[str, AddedFile] = {}
+        """The files of the table by the entries of the ledger, and by rewrites of other programs."""
 
     def run(self, before_sign_off: Callable[[Verification], None] | None = None) -> VerifyResult:
         """All steps, up to the first difference.
@@ -143,7 +145,7 @@ class Verification:
             self._check_table()
             self._check_entries()
             self._check_files()
-            self._check_records_fold_to_state()
+            self._prove_partitions()
             self._report_orphans()
             if before_sign_off is not None:
                 before_sign_off(self)
@@ -210,7 +212,7 @@ class Verification:
 
     def _check_table(self) -> None:
         """Step 2: check the files of the table."""
-        expected_files = replay_expected_files(self.commits)
+        self.table_files = replay_expected_files(self.commits)
         self.active_paths = replay_active_files(self.commits)
         try:
             reader_paths = self.audit.paths_readers_see(self.commits[-1].version)
@@ -223,9 +225,9 @@ class Verification:
                     next=RESTORE_ADVICE,
                 )
             ) from None
-        self.take_differences(check_table_files(expected_files, self.active_paths, reader_paths))
+        self.take_differences(check_table_files(self.table_files, self.active_paths, reader_paths))
         self.take_differences(check_rewrites(self.commits))
-        for path, added in expected_files.items():
+        for path, added in self.table_files.items():
             self._check_size(path, added.size)
 
     def _check_size(self, path: str, expected_size: int) -> None:
@@ -292,7 +294,7 @@ class Verification:
             previous_ledger = manifest.ledger
             for change in manifest.entry.changes:
                 for file in change.files():
-                    committed_file = CommittedFile(file, sequence, change)
+                    committed_file = CommittedFile(file, sequence, change, type(manifest.entry))
                     self.committed_files.setdefault(file.path, committed_file)
 
     def manifest(self, sequence: int) -> Manifest:
@@ -327,19 +329,13 @@ class Verification:
         for path, committed_file in files_to_check.items():
             paths_by_digest[committed_file.file.digest] = path
             bytes_total += committed_file.file.size_bytes
-        entry_types: dict[int, type[Entry]] = {}
-        for manifest in self.entries:
-            entry_types[manifest.entry.sequence] = type(manifest.entry)
         committed = list(files_to_check.values())
         readings = self.audit.read_files([committed_file.file for committed_file in committed])
         for committed_file, reading in zip(committed, readings, strict=True):
             path = committed_file.file.path
             # Quarantined messages are never swept, so their files must always be there.
-            is_needed = path in needed_paths or path.startswith("kept/")
-            entry_type = entry_types.get(committed_file.sequence)
-            self._check_file(
-                committed_file, reading, paths_by_digest, entry_type, is_needed=is_needed
-            )
+            is_needed = path in needed_paths or committed_file.is_quarantine_file
+            self._check_file(committed_file, reading, paths_by_digest, is_needed=is_needed)
             self.progress(self.result.bytes, bytes_total)
         self._check_overlaps(active_paths)
         if self.sign_off.sequence < 0:
@@ -353,8 +349,9 @@ class Verification:
         files: dict[str, CommittedFile] = {}
         for partition_name, account in self.last_ledger.partitions.items():
             for file in account.state:
-                change = _placeholder_change(partition_name, file)
-                files[file.path] = CommittedFile(file, self.last_ledger.sequence, change)
+                files[file.path] = CommittedFile.of_unread_entry(
+                    file, self.last_ledger.sequence, Partition.parse(partition_name)
+                )
         return files
 
     def _check_overlaps(self, active_paths: set[str]) -> None:
@@ -372,7 +369,6 @@ class Verification:
         committed_file: CommittedFile,
         reading: FileReading,
         paths_by_digest: Mapping[str, str],
-        entry_type: type[Entry] | None,
         *,
         is_needed: bool,
     ) -> None:
@@ -385,86 +381,45 @@ class Verification:
             return
         self.take_differences(check_file(committed_file, size, reading.digests, paths_by_digest))
         self.result.files += 1
-        in_slice = entry_type in (StartEntry, SliceEntry)
         if path.startswith("state/"):
             try:
-                self._check_state_file(committed_file, in_slice=in_slice)
+                last_offsets = [session.last_offset for _, session in self.audit.sessions(path)]
             except UnreadableFileError as error:
                 raise _unreadable_file_error(committed_file, str(error)) from None
+            self.take_differences(check_state_file(committed_file, last_offsets))
             return
         outline = reading.outline
         if outline is None:
             raise _unreadable_file_error(committed_file, reading.read_error)
-        is_compacted = entry_type is CompactEntry
-        self.take_differences(
-            check_content(committed_file, outline, in_slice=in_slice, compacted=is_compacted)
-        )
-        if not path.startswith("records"):
-            return
-        if in_slice:
-            self.take_differences(check_counts(committed_file, outline))
-        self.outlines[path] = outline
-        if path in self.active_paths:
-            self.result.records += outline.rows
+        self.take_differences(check_content(committed_file, outline))
+        if path.startswith("records"):
+            self.outlines[path] = outline
+            if path in self.active_paths:
+                self.result.records += outline.rows
 
-    def _check_state_file(self, committed_file: CommittedFile, *, in_slice: bool) -> None:
-        change = committed_file.change
-        path = committed_file.file.path
-        last_offsets = [session.last_offset for _, session in self.audit.sessions(path)]
-        touched = sum(change.frontier <= offset < change.until for offset in last_offsets)
-        # A certificate counts the sessions of its slice: those are in the last file of its change.
-        change_files = change.state or ()
-        is_newest_file = len(change_files) > 0 and change_files[-1].path == path
-        if not (in_slice and is_newest_file):
-            committed_file = replace(committed_file, change=replace(change, certificate=None))
-        self.take_differences(check_state(committed_file, len(last_offsets), touched))
-
-    def _check_records_fold_to_state(self) -> None:
-        """Step 5: fold the records since the sign-off over the state of that time, or over nothing,
-        and compare with the present state.
+    def _prove_partitions(self) -> None:
+        """Step 5: compare each partition with its state: fold the records since the sign-off over
+        the state of that time, or over nothing.
         """
-        can_fold = self.row_reader is not None and not rewritten_files(self.commits)
-        paths_by_partition = self._record_files_in_order()
-        for partition_name, account in self.last_ledger.partitions.items():
-            sessions = self._sessions(account.state)
-            self.result.sessions += len(sessions)
-            quarantined = sum(session.finding is not None for session in sessions.values())
-            if quarantined != account.quarantined:
-                raise DifferenceError(
-                    _quarantine_count_difference(partition_name, account.quarantined, quarantined)
-                )
-            if can_fold and self.row_reader is not None:
-                paths = paths_by_partition.get(partition_name, [])
-                self._check_rows(partition_name, self.row_reader, paths, sessions)
-        self._note_if_not_folded()
-
-    def _check_rows(
-        self,
-        partition_name: str,
-        row_reader: StateRowReader,
-        paths: Iterable[str],
-        sessions: Mapping[str, Session],
-    ) -> None:
-        """Fold the records of one partition, and compare the rows with the sessions' state."""
-        rows = RowsOfRecords(partition_name, row_reader.row_key_spec)
-        signed_account = self.signed_ledger.partitions.get(partition_name)
-        # The rows that a user's `end` takes back may be more than there are, so they are no base
-        # to fold over.
-        if row_reader.is_exact and signed_account is not None:
-            signed_sessions = self._sessions(signed_account.state)
-            for name, table in self._session_tables(partition_name, signed_sessions):
-                rows.put_session(("", name), table)
-        rows.fold_images(self.audit.last_rows(paths, row_reader.row_key_spec))
-        states = dict(self._session_tables(partition_name, sessions))
-        # For the same reason only missing rows are a difference then.
-        if row_reader.is_exact:
-            self.take_differences(rows.find_differences(states))
-        else:
-            self.take_differences(rows.lacking(states))
-
-    def _note_if_not_folded(self) -> None:
-        rewritten = rewritten_files(self.commits)
+        rewritten = self._rewritten_files()
         self.result.has_folded_records = self.row_reader is not None and not rewritten
+        claims = self._all_claims(is_table_own=not rewritten)
+        prover = PartitionProver(
+            self.audit.record_scanner(), self.audit.state(self.stream), self.row_reader
+        )
+        for proof in map_or_raise(self.audit.workers, prover, claims):
+            if proof.read_error:
+                raise DifferenceError(
+                    Difference(
+                        description="a file cannot be read",
+                        found=proof.read_error,
+                        next=RESTORE_ADVICE,
+                    )
+                )
+            self.result.sessions += proof.sessions
+            for evidence in proof.evidence:
+                if evidence.difference is not None:
+                    raise DifferenceError(evidence.difference)
         if self.row_reader is None:
             self.result.notes.append(
                 "records were not folded to state: the machine does not say how, by row_key,"
@@ -476,68 +431,59 @@ class Verification:
                 " somebody else (OPTIMIZE)"
             )
 
-    def _record_files_in_order(self) -> dict[str, list[str]]:
-        """The active record files that were checked, by partition: by the age of the topic id, then
-        by offset.
-        """
-        ages = self._ages_of_topic_ids()
-        positions: dict[str, list[tuple[int, int, str]]] = {}
-        for path, outline in self.outlines.items():
-            if path not in self.active_paths:
-                continue
-            partition_name = str(self.committed_files[path].change.partition)
-            age = max(
-                ages.get((partition_name, topic_id), len(ages)) for topic_id in outline.topic_ids
-            )
-            position = (age, outline.first_offset, path)
-            positions.setdefault(partition_name, []).append(position)
-        return {name: [path for _, _, path in sorted(files)] for name, files in positions.items()}
+    def _all_claims(self, *, is_table_own: bool) -> list[PartitionClaims]:
+        """What the ledger says of each partition. `is_table_own`: no other program rewrote the table."""
+        files_by_partition: dict[str, list[CommittedFile]] = {}
+        for path in self.outlines:
+            if path in self.active_paths:
+                committed_file = self.committed_files[path]
+                name = str(committed_file.change.partition)
+                files_by_partition.setdefault(name, []).append(committed_file)
+        rows_by_partition: dict[str, int] = {}
+        for path, added in self.table_files.items():
+            name = "/".join(path.split("/")[1:-1])
+            rows_by_partition[name] = rows_by_partition.get(name, 0) + added.rows
+        claims: list[PartitionClaims] = []
+        for name, account in self.last_ledger.partitions.items():
+            rows_in_table = rows_by_partition.get(name, 0) if is_table_own else None
+            files = files_by_partition.get(name, [])
+            claims.append(self._claims(name, account, files, rows_in_table))
+        return claims
 
-    def _ages_of_topic_ids(self) -> dict[tuple[str, str], int]:
-        """By partition and topic id: in which order they came. The oldest is 0."""
-        topic_ids: list[tuple[str, str]] = []
-        for partition_name, account in self.signed_ledger.partitions.items():
-            topic_ids.append((partition_name, account.topic_id))
-        for manifest in self.entries:
-            changes = manifest.entry.changes
-            topic_ids += [(str(change.partition), change.topic_id) for change in changes]
-        distinct_topic_ids = dict.fromkeys(topic_ids)
-        return {key: age for age, key in enumerate(distinct_topic_ids)}
+    def _claims(
+        self,
+        partition_name: str,
+        account: Account,
+        record_files: Iterable[CommittedFile],
+        rows_in_table: int | None,
+    ) -> PartitionClaims:
+        """What the ledger says of a partition. Its files were compared with their entries in step 4."""
+        base = FoldBase()
+        signed_account = self.signed_ledger.partitions.get(partition_name)
+        # The rows that a user's `end` takes back may be more than there are, so they are no base
+        # to fold over.
+        is_exact = self.row_reader is not None and self.row_reader.is_exact
+        if is_exact and signed_account is not None:
+            base = FoldBase(signed_account.topic_id, signed_account.frontier, signed_account.state)
+        in_order = sorted(record_files, key=lambda committed: committed.file.first_offset)
+        return PartitionClaims(
+            partition=Partition.parse(partition_name),
+            account=account,
+            record_files=tuple(in_order),
+            base=base,
+            rows_in_table=rows_in_table,
+            checks_files=False,
+            folds_rows=self.result.has_folded_records,
+            counts_sessions=True,
+        )
 
-    def _sessions(self, files: Iterable[File]) -> dict[str, Session]:
-        """The sessions of state files, each from the newest file that has it."""
-        sessions: dict[str, Session] = {}
-        for file in files:
-            sessions.update(self.audit.sessions(file.path))
-        return sessions
-
-    def _session_tables(
-        self, partition_name: str, sessions: Mapping[str, Session]
-    ) -> Iterator[tuple[str, Mapping[Any, tuple[Any, ...]]]]:
-        """The rows in the state of each session that has state."""
-        if self.row_reader is None:
-            return
-        for name, session in sessions.items():
-            if session.state_bytes is None:
-                continue
-            try:
-                table = self.row_reader.load(session.state_bytes, session.state_version)
-            except Exception as error:
-                # A user's `upgrade` or `end` may raise anything. Of our own code only what
-                # msgspec raises is expected.
-                if self.row_reader.is_exact and not isinstance(error, msgspec.MsgspecError):
-                    raise
-                raise DifferenceError(
-                    Difference(
-                        description="a session's state cannot be read",
-                        partition=partition_name,
-                        session=name,
-                        found=str(error),
-                        next="check that the stream file has the columns and the key it had when"
-                        " it was run",
-                    )
-                ) from None
-            yield name, table
+    def _rewritten_files(self) -> list[str]:
+        """Active files that another program's rewriting of the table added, and no entry."""
+        own_paths: set[str] = set()
+        for commit in self.commits:
+            if commit.signature is not None:
+                own_paths.update(added.path for added in commit.adds)
+        return sorted(self.table_files.keys() - own_paths)
 
     def _report_orphans(self) -> None:
         """Step 6: report files that nothing names, as warnings."""
@@ -580,16 +526,6 @@ class Verification:
             return
 
 
-def rewritten_files(commits: Iterable[Commit]) -> list[str]:
-    """Active files that another program's rewriting of the table added, and no entry."""
-    commits = list(commits)
-    own_paths: set[str] = set()
-    for commit in commits:
-        if commit.signature is not None:
-            own_paths.update(added.path for added in commit.adds)
-    return sorted(set(replay_expected_files(commits)) - own_paths)
-
-
 def _manifest_difference(error: UnreadableManifestError) -> Difference:
     """What is wrong with a manifest: that of an entry, or one that later entries are based on."""
     difference = Difference(
@@ -621,24 +557,140 @@ def _unreadable_file_error(committed_file: CommittedFile, error_text: str) -> Di
     )
 
 
-def _placeholder_change(partition_name: str, file: File) -> Change:
-    """Stands in for the change that named a file before the sign-off."""
-    return Change(
-        partition=Partition.parse(partition_name),
-        epoch=0,
-        frontier=0,
-        until=0,
-        topic_id="",
-        initial_frontier=0,
-        state=(file,),
-    )
+# Step 7: Kafka.
 
 
-def _quarantine_count_difference(partition_name: str, expected: int, counted: int) -> Difference:
+class ComparedRange(Struct, frozen=True):
+    """What one entry says it read of one partition."""
+
+    sequence: int
+    change: Change
+    certificate: Certificate
+
+    @property
+    def partition(self) -> Partition:
+        """The partition that was read."""
+        return self.change.partition
+
+    @property
+    def offset_range(self) -> OffsetRange:
+        """The range of the certificate."""
+        return OffsetRange(self.change.frontier, self.change.until)
+
+
+class KafkaComparison:
+    """Step 7: the ranges that Kafka still has are read again and compared with their certificates.
+
+    What Kafka no longer has is noted, and is no difference: retention dropped it, or compaction, or
+    the topic was created again.
+    """
+
+    def __init__(
+        self,
+        past_reader: PastMessageReader,
+        bounds: Mapping[Partition, Bounds],
+        digests: Callable[[], Digests],
+        progress: ProgressCallback | None = None,
+    ) -> None:
+        self.past_reader = past_reader
+        self.bounds = bounds
+        self.digests = digests
+        self.progress = progress or (lambda _messages, _total: None)
+
+    def __call__(self, verification: Verification) -> None:
+        """Compare all ranges of entries that were not compared before.
+
+        Raises `DifferenceError` for the first range that is not as its certificate says.
+        """
+        compared_sequence = verification.kafka_signed_sequence
+        if verification.from_first_entry:
+            compared_sequence = -1
+        ranges = self._uncompared_ranges(verification, compared_sequence)
+        ranges.sort(key=lambda compared_range: (compared_range.partition, compared_range.sequence))
+        messages_total = sum(len(compared_range.offset_range) for compared_range in ranges)
+        missing_ranges: dict[Partition, OffsetRange] = {}
+        for compared_range in ranges:
+            partition = compared_range.partition
+            is_there = _is_in_kafka(compared_range, self.bounds.get(partition))
+            if is_there and self._matches_certificate(compared_range, verification):
+                self.progress(verification.result.compared_messages, messages_total)
+                continue
+            start = compared_range.offset_range.start
+            if partition in missing_ranges:
+                start = missing_ranges[partition].start
+            missing_ranges[partition] = OffsetRange(start, compared_range.offset_range.end)
+        for partition, missing in missing_ranges.items():
+            verification.result.notes.append(
+                f"{partition}: Kafka no longer has all of {missing}: not compared"
+            )
+        verification.kafka_signed_sequence = verification.result.sequence
+
+    def _uncompared_ranges(
+        self, verification: Verification, compared_sequence: int
+    ) -> list[ComparedRange]:
+        """The ranges of all entries after `compared_sequence` that have digests."""
+        ranges: list[ComparedRange] = []
+        for sequence in range(compared_sequence + 1, verification.result.sequence + 1):
+            for change in verification.manifest(sequence).entry.changes:
+                certificate = change.certificate
+                if certificate is not None and certificate.digests:
+                    ranges.append(ComparedRange(sequence, change, certificate))
+        return ranges
+
+    def _matches_certificate(
+        self, compared_range: ComparedRange, verification: Verification
+    ) -> bool:
+        """Whether a range is as its certificate says; False if compaction removed messages of it.
+
+        Raises `DifferenceError` if it is otherwise.
+        """
+        partition = compared_range.partition
+        certificate = compared_range.certificate
+        digests = self.digests()
+        message_count = 0
+        for batch in self.past_reader.read(partition, compared_range.offset_range):
+            digests.update(batch)
+            message_count += len(batch)
+        kafka_digests = digests.finish()
+        if kafka_digests == certificate.digests:
+            verification.result.compared_messages += message_count
+            return True
+        # Compaction can only remove messages. If there are as many as before, they were changed.
+        has_fewer = message_count < certificate.counts.messages
+        if has_fewer and self.past_reader.is_compacted(partition.topic):
+            return False
+        raise DifferenceError(_digest_difference(compared_range, message_count, kafka_digests))
+
+
+def _digest_difference(
+    compared_range: ComparedRange, message_count: int, kafka_digests: dict[str, str]
+) -> Difference:
+    """What Kafka has is not what the certificate of a range says."""
+    certificate = compared_range.certificate
+    differing_names: list[str] = []
+    for name, digest in kafka_digests.items():
+        if digest != certificate.digests.get(name):
+            differing_names.append(name)
+    expected_count = f"{certificate.counts.messages} messages in {compared_range.offset_range}"
     return Difference(
-        description="the ledger counts other sessions in quarantine than the state has",
-        partition=partition_name,
-        expected=str(expected),
-        found=str(counted),
-        next=RESTORE_LOG_ADVICE,
+        description=f"Kafka has other {', '.join(differing_names)} than were folded",
+        partition=str(compared_range.partition),
+        offset=compared_range.offset_range.start,
+        sequence=compared_range.sequence,
+        expected=f"{expected_count}, {_describe_digests(certificate.digests)}",
+        found=f"{message_count} messages, {_describe_digests(kafka_digests)}",
+        cause="Kafka's log was changed, or something else was folded than what it has",
+        next="look at this range with `seriatim verify {stream} --at kafka --at output`",
     )
+
+
+def _is_in_kafka(compared_range: ComparedRange, bounds: Bounds | None) -> bool:
+    """Whether Kafka's log still reaches over all of a range."""
+    if bounds is None or bounds.topic_id != compared_range.change.topic_id:
+        return False
+    offset_range = compared_range.offset_range
+    return bounds.log_start <= offset_range.start and offset_range.end <= bounds.log_end
+
+
+def _describe_digests(digests: dict[str, str]) -> str:
+    return ", ".join(f"{name} {digest[:12]}" for name, digest in digests.items())

@@ -23,7 +23,6 @@ from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.records import MESSAGE_COLUMNS
 from seriatim.ledger.gaps import Gap, GapsFold
 from seriatim.ledger.model import Account
-from seriatim.operations.prove.chain import AddedFile, Commit, replay_active_files
 from seriatim.operations.prove.message_validator import (
     FirstDifference,
     ObservedMessage,
@@ -32,8 +31,9 @@ from seriatim.operations.prove.message_validator import (
     Validator,
     first_difference,
 )
+from seriatim.operations.prove.stream_rules import replay_active_files
 from seriatim.operations.prove.verify import Verification
-from seriatim.ports import Audit, PastMessageReader
+from seriatim.ports import AddedFile, Audit, Commit, PastMessageReader
 from seriatim.stream import Stream
 
 MESSAGES_AT_ONCE = 5_000

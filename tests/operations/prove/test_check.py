@@ -18,6 +18,7 @@ from seriatim.ledger.entries import CompactEntry
 from seriatim.ledger.model import Change
 from seriatim.memory.check import MemorySight
 from seriatim.operations.prove.check import CheckAttempt, accept_failed_check
+from seriatim.operations.prove.partition_rules import PartitionProver
 from seriatim.operations.prove.suite import Expectation
 from seriatim.operations.repair.plan import RepairRequest
 from seriatim.operations.repair.repair import RepairRun, plan_repair
@@ -112,8 +113,8 @@ def test_only_what_is_new_is_read_again() -> None:
 
 def test_several_slices_are_judged_at_once_in_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many sessions are walked through a few at a time: the verdict is the same."""
-    monkeypatch.setattr("seriatim.operations.prove.gather_evidence.ROWS_AT_ONCE", 3)
-    monkeypatch.setattr("seriatim.operations.prove.gather_evidence.NAMES_AT_ONCE", 2)
+    monkeypatch.setattr("seriatim.operations.prove.check.ROWS_AT_ONCE", 3)
+    monkeypatch.setattr("seriatim.operations.prove.partition_rules.SESSIONS_AT_ONCE", 2)
     made = with_before()
     for session in "tuvwx":
         send(made, A0, ["a"], 7, session=session)
@@ -223,10 +224,11 @@ def test_a_certificate_that_does_not_join_is_found() -> None:
     made.ledger.head = lambda _stream: head  # type: ignore[method-assign]
     suites = shipped_suites(made.stream)
     scanner = MemorySight(lambda file: made.files.files[file.path].rows)
-    judging = CheckAttempt(made.open(), head, suites, MemoryChecker(scanner.read), scanner)
-    judging._judge_range(judging.evidence_ranges[0])
-    dense = next(one for one in judging.result.evidence if one.promise == "dense")
-    assert (dense.broken_count, dense.offset, dense.found) == (1, 3, "up to 3")
+    prover = PartitionProver(scanner, made.files)
+    judging = CheckAttempt(made.open(), head, suites, MemoryChecker(scanner.read), prover)
+    dense = judging.dense_evidence(judging.partitions[0])
+    assert (dense.broken_count, dense.offset, dense.expected) == (1, 3, "3")
+    assert dense.found == "a partition's frontier is not where its change ends: 5"
 
 
 def test_a_warning_is_told_and_holds_nothing() -> None:

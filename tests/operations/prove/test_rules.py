@@ -16,17 +16,15 @@ from seriatim.engine.session import Counts
 from seriatim.ledger.entries import ENTRY_TYPES, apply_entry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change, Halt, Ledger
-from seriatim.operations.prove.chain import (
-    AddedFile,
-    Commit,
-    CommitSignature,
+from seriatim.operations.prove.partition_rules import CommittedFile, check_overlaps
+from seriatim.operations.prove.stream_rules import (
     check_chain,
     check_ledger_step,
     check_rewrites,
     check_witness,
     replay_expected_files,
 )
-from seriatim.operations.prove.rules import CommittedFile, FileOutline, check_overlaps
+from seriatim.ports import AddedFile, Commit, CommitSignature, FileOutline
 
 P, Q = Partition("a", 0), Partition("b", 1)
 FILE = File("records/a/0/0-5-x.parquet", 10, 3, "d", 5, 9)

@@ -19,8 +19,7 @@ from seriatim.errors import ConfigError
 from seriatim.kafka.past_messages import read_capture
 from seriatim.memory import MemoryDigests, MemoryKafka
 from seriatim.operations.prove import verify_at
-from seriatim.operations.prove.compare_kafka import KafkaComparison
-from seriatim.operations.prove.verify import Verification, VerifyResult
+from seriatim.operations.prove.verify import KafkaComparison, Verification, VerifyResult
 from seriatim.operations.prove.verify_at import ValidationResult
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.store import LocalStore

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seriatim.engine.crash_points import CRASH_POINTS, arm
-from seriatim.operations.prove.rules import ORPHAN_OF_RUNNING_RUN
+from seriatim.operations.prove.stream_rules import ORPHAN_OF_RUNNING_RUN
 from seriatim.operations.prove.verify import VerifyResult
 from seriatim.operations.release import release_session
 from seriatim.storage.audit import FileAudit

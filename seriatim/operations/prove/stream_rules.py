@@ -1,87 +1,58 @@
-"""The rules of verify about the Delta log, the entries of the ledger and the witness.
+"""The rules of verify about a stream as a whole: the Delta log, the chain of entries, the witness, the
+sign-off, the files of its tables, and files that nothing names.
 
 All values come in as they were read anew. Nothing here relies on what a run remembered. A rule
 returns the differences that it finds, in order. This module is pure.
 
-Next: operations/prove/rules.py has the rules about files; operations/prove/verify.py reads, and
-applies them all.
+Next: operations/prove/partition_rules.py has the rules about one partition;
+operations/prove/verify.py reads, and applies them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from hashlib import sha256
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.files import Certificate, File
-from seriatim.engine.records import MAIN_TABLE, table_of_path
-from seriatim.ledger.entries import (
-    AcceptEntry,
-    CompactEntry,
-    Entry,
-    HoldEntry,
-    ReleaseEntry,
-    RepairEntry,
-    RetireEntry,
-    VerdictEntry,
-)
+from seriatim.engine.files import File
+from seriatim.engine.records import MAIN_TABLE, table_directory, table_of_path
 from seriatim.ledger.manifests import Manifest, UnreadableWitnessError, decode_witness
-from seriatim.ledger.model import Account, Change, Ledger, state_files_after
-from seriatim.operations.prove.difference import RESTORE_ADVICE, RESTORE_LOG_ADVICE, Difference
+from seriatim.ledger.model import Ledger
+from seriatim.ledger.replaced_files import COMPACTED_NAME
+from seriatim.operations.prove.partition_rules import (
+    RESTORE_ADVICE,
+    RESTORE_LOG_ADVICE,
+    Difference,
+    RuleCheck,
+    check_step,
+)
+from seriatim.ports import AddedFile, Commit, CommitSignature
 
-STANDING_ENTRIES = (HoldEntry, ReleaseEntry, RetireEntry, VerdictEntry, CompactEntry)
-"""Types of entries that do not move a partition."""
-
-
-class AddedFile(Struct, frozen=True, kw_only=True):
-    """A file as a Delta commit adds it."""
-
-    path: str
-    size: int = -1
-    rows: int = -1
-    first_offset: int = -1
-    last_offset: int = -1
-    partition_values: dict[str, str | None] = field(default_factory=dict)
-
-
-class CommitSignature(Struct, frozen=True):
-    """What a Delta commit says of the entry that it belongs to."""
-
-    sequence: int
-    previous: str
-    """The hash of the manifest of the entry before."""
-    manifest: str
-    """The path of the manifest."""
-    sha256: str
-    """The hash of the manifest."""
-
-
-class Commit(Struct, frozen=True, kw_only=True):
-    """One Delta commit, as its JSON file has it."""
-
-    version: int
-    signature: CommitSignature | None = None
-    """None: it is not of an entry of the ledger."""
-    transaction: int | None = None
-    adds: tuple[AddedFile, ...] = ()
-    removes: tuple[str, ...] = ()
-    is_rewrite: bool = False
-    """It says that it changed no data: an OPTIMIZE by another program."""
-    read_error: str = ""
-    """Why it cannot be read; empty: it can."""
-    log_sha256: str = ""
-    """SHA-256 over the bytes of all commits up to and including this one."""
-
-
-class RuleCheck(NamedTuple):
-    """One rule about the ledger, with the two values that must be equal."""
-
-    description: str
-    """What is wrong if they are not."""
-    expected: object
-    actual: object
+RECORD_FILE_NAME = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)\.parquet")
+"""Epoch, start and attempt: the names that Seriatim gives."""
+MANIFEST_PATH = re.compile(r"manifests/(\d{10,})-[0-9a-f]{64}\.json\.zst")
+ORPHAN_OF_DEAD_RUN = (
+    "left by a run that crashed or was fenced; no damage, the next run that commits sweeps it"
+)
+ORPHAN_OF_RUNNING_RUN = (
+    "of a run that is at work now, or crashed at the frontier; no damage, a later run sweeps it"
+)
+ORPHAN_OF_COMPACTION = (
+    "of a compaction that is at work now, or crashed; no damage, a later run or compaction sweeps"
+    " it"
+)
+ORPHAN_OF_OTHERS = (
+    "not of a name that Seriatim gives: ask who put it there, and delete it if nobody needs it"
+)
+REBUILD_ADVICE = "`seriatim rebuild {stream}` makes it again from the ledger"
+SIGN_OFF_ADVICE = (
+    f"{RESTORE_LOG_ADVICE}. If an older ledger\n"
+    "is meant (a deliberate restore): `seriatim verify {stream} --all`"
+)
 
 
 def check_chain(commits: Iterable[Commit]) -> Iterator[Difference]:
@@ -353,213 +324,195 @@ def check_ledger_step(manifest: Manifest, previous_ledger: Ledger) -> Iterator[D
     """The ledger in a manifest is what its entry makes of the ledger before it, and certificates
     join without a hole.
     """
-    entry = manifest.entry
-    ledger = manifest.ledger
-    changes = {str(change.partition): change for change in entry.changes}
-    for partition_name in sorted({*previous_ledger.partitions, *ledger.partitions, *changes}):
-        checks = _partition_rules(
-            entry,
-            changes.get(partition_name),
-            previous_ledger.partitions.get(partition_name),
-            ledger.partitions.get(partition_name),
-        )
-        for check in checks:
-            if check.expected != check.actual:
-                yield Difference(
-                    description=check.description,
-                    partition=partition_name,
-                    sequence=entry.sequence,
-                    expected=str(check.expected),
-                    found=str(check.actual),
-                    cause="the ledger's account of this partition does not add up",
-                    next=f"report this as a bug, with the manifest of entry {entry.sequence}",
-                )
+    changes = {str(change.partition) for change in manifest.entry.changes}
+    names = {*previous_ledger.partitions, *manifest.ledger.partitions, *changes}
+    for partition_name in sorted(names):
+        account_before = previous_ledger.partitions.get(partition_name)
+        account_after = manifest.ledger.partitions.get(partition_name)
+        for check in check_step(manifest.entry, partition_name, account_before, account_after):
+            yield check.to_difference(partition_name, manifest.entry.sequence)
 
 
-def _partition_rules(
-    entry: Entry,
-    change: Change | None,
-    account_before: Account | None,
-    account_after: Account | None,
-) -> Iterator[RuleCheck]:
-    """What one entry may do to the account of one partition."""
-    if account_after is None:
-        yield RuleCheck("a partition has left the ledger", "an account", "none")
-    elif change is None or isinstance(entry, STANDING_ENTRIES):
-        yield from _standing_rules(entry, change, account_before, account_after)
-    elif isinstance(entry, AcceptEntry):
-        yield from _accept_rules(change, account_before, account_after)
-    elif isinstance(entry, RepairEntry):
-        yield from _moving_rules(change, account_before, account_after, epochs_raised=1)
-        state = change.state
-        if state is None:
-            state = account_before.state if account_before is not None else ()
-        yield RuleCheck(
-            "a partition's state files are not those of its last change",
-            state,
-            account_after.state,
-        )
-    else:
-        yield from _moving_rules(change, account_before, account_after, epochs_raised=0)
-        state = change.state or ()
-        if account_before is not None:
-            state = state_files_after(change, account_before)
-        yield RuleCheck(
-            "a partition's state files are not those of its last change",
-            state,
-            account_after.state,
-        )
-        yield from _slice_rules(change, account_before, account_after)
+class SignOff(
+    Struct, frozen=True, kw_only=True, rename={"log_sha256": "log", "kafka_sequence": "kafka"}
+):
+    """Up to where everything was looked at and was right."""
+
+    sequence: int = -1
+    """The ledger entry; -1: nothing is signed off."""
+    sha256: str = ""
+    """The hash of the manifest of that entry."""
+    version: int = -1
+    """The version of the Delta log."""
+    log_sha256: str = ""
+    """The hash of the bytes of the Delta log up to that version."""
+    kafka_sequence: int = -1
+    """Up to which entry Kafka was compared too."""
+    digest: str = ""
+    """The hash of the sign-off itself."""
+
+    def to_bytes(self) -> bytes:
+        """The sign-off as it is stored, with a digest of its own."""
+        with_digest = replace(self, digest=self._compute_digest())
+        return msgspec.json.encode(with_digest, order="deterministic")
+
+    def _compute_digest(self) -> str:
+        without_digest = replace(self, digest="")
+        return sha256(msgspec.json.encode(without_digest, order="deterministic")).hexdigest()
+
+    @classmethod
+    def from_bytes(cls, content: bytes) -> SignOff | None:
+        """The sign-off that was stored; None if it was changed since."""
+        try:
+            sign_off = msgspec.json.decode(content, type=cls)
+        except (msgspec.MsgspecError, ValueError):  # Bytes that are no text raise a ValueError.
+            return None
+        # The second comparison finds changes that decoding ignores, such as additional fields.
+        if sign_off.digest == sign_off._compute_digest() and sign_off.to_bytes() == content:
+            return sign_off
+        return None
 
 
-def _moving_rules(
-    change: Change, account_before: Account | None, account_after: Account, *, epochs_raised: int
-) -> Iterator[RuleCheck]:
-    """A slice and a repair move the frontier to where their change ends."""
-    epoch = account_before.epoch if account_before is not None else 0
-    yield RuleCheck("a change is of another epoch", epoch, change.epoch)
-    yield RuleCheck("a partition's epoch", epoch + epochs_raised, account_after.epoch)
-    yield RuleCheck(
-        "a partition's frontier is not where its change ends",
-        change.until,
-        account_after.frontier,
-    )
+def check_sign_off(
+    sign_off: SignOff, commits: Mapping[int, Commit], signatures: Mapping[int, CommitSignature]
+) -> Iterator[Difference]:
+    """What was signed off is still there: the same entry, and the same log before it.
 
-
-def _standing_rules(
-    entry: Entry, change: Change | None, account_before: Account | None, account_after: Account
-) -> Iterator[RuleCheck]:
-    """A partition without a change, or in an entry that moves nothing, stays where it was."""
-    position_before = None
-    state_before = None
-    if account_before is not None:
-        position_before = (account_before.topic_id, account_before.frontier, account_before.epoch)
-        state_before = account_before.state
-    position_after = (account_after.topic_id, account_after.frontier, account_after.epoch)
-    yield RuleCheck(
-        "a partition moved without a change (topic id, frontier, epoch)",
-        position_before,
-        position_after,
-    )
-    if change is None:
-        yield RuleCheck(
-            "a partition's state changed without a change", state_before, account_after.state
-        )
-    elif isinstance(entry, CompactEntry) and account_before is not None:
-        yield from _compaction_rules(change, account_before, account_after)
-
-
-def _compaction_rules(
-    change: Change, account_before: Account, account_after: Account
-) -> Iterator[RuleCheck]:
-    """A compaction merges the oldest state files, and nothing else of the account changes."""
-    merged_count = len(change.merged_state_paths)
-    oldest_paths = tuple(file.path for file in account_before.state[:merged_count])
-    yield RuleCheck(
-        "a compaction merged other state files than the oldest",
-        oldest_paths,
-        change.merged_state_paths,
-    )
-    state = account_before.state
-    if change.state is not None:
-        state = (*change.state, *account_before.state[merged_count:])
-    yield RuleCheck(
-        "a compaction changed more than the state files it merged",
-        replace(account_before, state=state),
-        account_after,
-    )
-
-
-def _accept_rules(
-    change: Change, account_before: Account | None, account_after: Account
-) -> Iterator[RuleCheck]:
-    """A topic that was created again begins without state where the change says. A known topic goes
-    on where it was.
+    `commits` are by version, `signatures` by sequence.
     """
-    position_after = (account_after.topic_id, account_after.frontier, account_after.state)
-    if account_before is None or change.topic_id != account_before.topic_id:
-        yield RuleCheck(
-            "a new life does not begin where it was accepted",
-            (change.topic_id, change.until, ()),
-            position_after,
+    signature = signatures.get(sign_off.sequence)
+    commit = commits.get(sign_off.version)
+    if signature is None or signature.sha256 != sign_off.sha256:
+        yield Difference(
+            description=f"entry {sign_off.sequence} is another one than was signed off",
+            file="verified.json",
+            sequence=sign_off.sequence,
+            expected=sign_off.sha256,
+            found=signature.sha256 if signature else "no such entry",
+            next=SIGN_OFF_ADVICE,
         )
-    else:
-        state = state_files_after(change, account_before)
-        yield RuleCheck(
-            "an accept moved a partition",
-            (account_before.topic_id, account_before.frontier, state),
-            position_after,
+    elif commit is None or commit.log_sha256 != sign_off.log_sha256:
+        yield Difference(
+            description="the Delta log was changed since it was signed off",
+            file="records/_delta_log",
+            sequence=sign_off.sequence,
+            expected=f"{sign_off.log_sha256} up to version {sign_off.version}",
+            found=commit.log_sha256 if commit else "no such version",
+            next=SIGN_OFF_ADVICE,
         )
-    if account_before is not None:
-        epoch = account_before.epoch + 1
-        yield RuleCheck("an accept raises the epoch", epoch, account_after.epoch)
 
 
-def _slice_rules(
-    change: Change, account_before: Account | None, account_after: Account
-) -> Iterator[RuleCheck]:
-    """A slice begins where the partition was, and accounts for all that it adds."""
-    frontier = change.initial_frontier
-    topic_id = change.topic_id
-    initial_frontier = change.initial_frontier
-    if account_before is not None:
-        frontier = account_before.frontier
-        topic_id = account_before.topic_id
-        initial_frontier = account_before.initial_frontier
-    yield RuleCheck("a slice does not begin at the frontier", frontier, change.frontier)
-    yield RuleCheck("a partition's topic id changed in a slice", topic_id, account_after.topic_id)
-    yield RuleCheck(
-        "a partition was born elsewhere", initial_frontier, account_after.initial_frontier
-    )
-    if change.certificate is None:
-        yield RuleCheck("the frontier moved without a certificate", change.frontier, change.until)
-        yield RuleCheck("records without a certificate", 0, _row_count(change.records))
+def find_orphans(
+    paths: Iterable[str],
+    named_paths: set[str],
+    ledger: Ledger,
+    signed_off_ledger: Ledger | None = None,
+) -> Iterator[tuple[str, str]]:
+    """Files that nothing names, and what each of them is.
+
+    `signed_off_ledger`: files from before it are left out, because the entries that may name them
+    were not read again.
+    """
+    for path in sorted(set(paths) - named_paths):
+        reason = _orphan_reason(path, ledger, signed_off_ledger)
+        if reason is not None:
+            yield path, reason
+
+
+def _orphan_reason(path: str, ledger: Ledger, signed_off_ledger: Ledger | None) -> str | None:
+    """What a file is that nothing names; None if it is from before the sign-off."""
+    manifest_match = MANIFEST_PATH.fullmatch(path)
+    if manifest_match is not None:
+        return _manifest_orphan_reason(int(manifest_match[1]), ledger, signed_off_ledger)
+    folder, _, path_in_folder = path.partition("/")
+    partition_name, _, file_name = path_in_folder.rpartition("/")
+    account = ledger.partitions.get(partition_name)
+    if account is not None and COMPACTED_NAME.fullmatch(file_name):
+        # The name of such a file does not say when it was made.
+        return ORPHAN_OF_COMPACTION if signed_off_ledger is None else None
+    name_match = RECORD_FILE_NAME.fullmatch(file_name)
+    if name_match is None or account is None or folder == "manifests":
+        return ORPHAN_OF_OTHERS
+    position = (int(name_match[1]), int(name_match[2]))
+    signed_off_account = None
+    if signed_off_ledger is not None:
+        signed_off_account = signed_off_ledger.partitions.get(partition_name)
+    if signed_off_account is not None:
+        signed_off_position = (signed_off_account.epoch, signed_off_account.frontier)
+        if position < signed_off_position:
+            return None
+    is_behind = position < (account.epoch, account.frontier)
+    return ORPHAN_OF_DEAD_RUN if is_behind else ORPHAN_OF_RUNNING_RUN
+
+
+def _manifest_orphan_reason(
+    sequence: int, ledger: Ledger, signed_off_ledger: Ledger | None
+) -> str | None:
+    if signed_off_ledger is not None and sequence <= signed_off_ledger.sequence:
+        return None
+    return ORPHAN_OF_DEAD_RUN if sequence <= ledger.sequence else ORPHAN_OF_RUNNING_RUN
+
+
+def other_table_paths(manifests: Iterable[Manifest], until_sequence: int) -> set[str]:
+    """The files of a machine's further tables, by the entries up to one of them."""
+    paths: set[str] = set()
+    for manifest in manifests:
+        entry = manifest.entry
+        if entry.sequence > until_sequence:
+            break
+        paths.difference_update(entry.removed_paths)
+        for change in entry.changes:
+            for files in change.other_records.values():
+                paths.update(file.path for file in files)
+    return paths
+
+
+def check_other_tables(
+    tables: Mapping[str, tuple[int, set[str]]], manifests: Sequence[Manifest]
+) -> Iterator[Difference]:
+    """Each further table has the files of the entry that it says it has reached.
+
+    A table that is behind the ledger is no damage. `tables` has, by name, the entry that a table
+    has reached and its paths.
+    """
+    last_sequence = manifests[-1].entry.sequence
+    for table, (reached_sequence, actual_paths) in tables.items():
+        yield from _check_other_table(table, reached_sequence, actual_paths, manifests)
+        if reached_sequence < last_sequence:
+            yield Difference(
+                description=f"a table is as of entry {reached_sequence}, the ledger is at"
+                f" {last_sequence}",
+                file=table_directory(table),
+                sequence=reached_sequence,
+                next="the next run brings it up",
+                level="warning",
+            )
+
+
+def _check_other_table(
+    table: str, reached_sequence: int, actual_paths: set[str], manifests: Sequence[Manifest]
+) -> Iterator[Difference]:
+    last_sequence = manifests[-1].entry.sequence
+    if not 0 <= reached_sequence <= last_sequence:
+        reached = "no entry, or it cannot be read"
+        if reached_sequence >= 0:
+            reached = f"entry {reached_sequence}"
+        yield Difference(
+            description="a table names no entry of the ledger",
+            file=table_directory(table),
+            sequence=reached_sequence,
+            found=reached,
+            next=REBUILD_ADVICE,
+        )
         return
-    yield from _certificate_rules(change, change.certificate)
-    for name in ("messages", "records", "headless"):
-        sum_before = getattr(account_before, name) if account_before is not None else 0
-        yield RuleCheck(
-            f"the sum of {name} is not that of the certificates",
-            sum_before + getattr(change.certificate.counts, name),
-            getattr(account_after, name),
-        )
-    yield from _coverage_rules(change, change.certificate)
-
-
-def _certificate_rules(change: Change, certificate: Certificate) -> Iterator[RuleCheck]:
-    """A certificate is of its change, and counts its records."""
-    yield RuleCheck(
-        "a certificate is of another range",
-        (str(change.partition), change.epoch, change.frontier, change.until),
-        (str(certificate.partition), certificate.epoch, certificate.start, certificate.until),
+    all_paths = other_table_paths(manifests, reached_sequence)
+    expected_paths = {path for path in all_paths if table_of_path(path) == table}
+    if actual_paths == expected_paths:
+        return
+    path = min(actual_paths ^ expected_paths)
+    description = "a table has a file that no entry added to it"
+    if path in expected_paths:
+        description = "a table lacks a file"
+    yield Difference(
+        description=description, file=path, sequence=reached_sequence, next=REBUILD_ADVICE
     )
-    yield RuleCheck(
-        "a certificate counts other records than its files have",
-        _row_count(change.records),
-        certificate.counts.records,
-    )
-    other_rows = {table: _row_count(files) for table, files in change.other_records.items()}
-    yield RuleCheck(
-        "a certificate counts other records of another table than its files have",
-        other_rows,
-        certificate.counts.other_records,
-    )
-
-
-def _coverage_rules(change: Change, certificate: Certificate) -> Iterator[RuleCheck]:
-    """A certificate accounts for every offset of its range, and no file goes beyond the range."""
-    yield RuleCheck(
-        "a certificate does not account for every offset",
-        certificate.until - certificate.start,
-        certificate.counts.messages + sum(certificate.holes.values()),
-    )
-    files = list(change.records)
-    for other_files in change.other_records.values():
-        files += other_files
-    for file in files:
-        is_inside = change.frontier <= file.first_offset <= file.last_offset < change.until
-        yield RuleCheck(f"{file.path} has offsets outside its certificate", True, is_inside)
-
-
-def _row_count(files: Iterable[File]) -> int:
-    return sum(file.rows for file in files)
