@@ -1,5 +1,5 @@
-"""The way of one message from a run to its commit, traced: how many files it passes, and that
-docs/ARCHITECTURE.md tells it truly.
+"""The way of one message from a run to its commit, and of a repair to its own, traced: how many files
+they pass, and that docs/ARCHITECTURE.md tells the first one truly.
 
 Next: docs/ARCHITECTURE.md, "The walk of a message".
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -18,12 +18,17 @@ from typing import Any, NamedTuple
 import pytest
 
 import seriatim
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RepairRun
 from tests.operations.memory_streams import A0, create_stream, send
+from tests.operations.repair_helper import create_sliced_stream, remove_file
 
 PACKAGE = Path(seriatim.__file__).parent
 DOCUMENT = PACKAGE.parent / "docs" / "ARCHITECTURE.md"
 FILES_MAX = 25
 """So many files of the package does one update pass between `run` and its commit."""
+REPAIR_FILES_MAX = 28
+"""So many files of the package does the repair of one lost file pass, from its plan to its commit."""
 NAMED_PLACE = re.compile(r"`([A-Za-z_][\w.]*)`\s+(?:\(|in\s+)`([\w/]+\.py)`")
 REAL_WORLD = ("cli/", "context.py", "kafka/", "storage/", "ledger/delta_store.py", "fast/")
 """The trace is over the fakes, so it does not meet these."""
@@ -43,18 +48,10 @@ class Call(NamedTuple):
     """With its class."""
 
 
-@cache
-def traced_update() -> tuple[list[Call], int]:
-    """Every call of a run that folds one update, in order; and how many of them began before the
-    commit was over. The session is in its state file: the ledger, the topic and the snapshot are
-    there before.
+def trace_calls(work: Callable[[], Any]) -> tuple[list[Call], list[int], Any]:
+    """Every call of the package while `work` runs, in order; how many of them began before each
+    commit was over; and what `work` returned.
     """
-    memory_stream = create_stream()
-    memory_stream.kafka.create("in-a", 1)
-    send(memory_stream, A0, ["a", "b"])
-    memory_stream.run()
-    send(memory_stream, A0, 1)
-    fold_run = memory_stream.folding()
     calls: list[Call] = []
     commit_ends: list[int] = []
 
@@ -71,11 +68,44 @@ def traced_update() -> tuple[list[Call], int]:
     profiler = sys.getprofile()
     sys.setprofile(note)
     try:
-        outcome = fold_run.run(1_000)
+        result = work()
     finally:
         sys.setprofile(profiler)
+    return calls, commit_ends, result
+
+
+@cache
+def traced_update() -> tuple[list[Call], int]:
+    """Every call of a run that folds one update, in order; and how many of them began before the
+    commit was over. The session is in its state file: the ledger, the topic and the snapshot are
+    there before.
+    """
+    memory_stream = create_stream()
+    memory_stream.kafka.create("in-a", 1)
+    send(memory_stream, A0, ["a", "b"])
+    memory_stream.run()
+    send(memory_stream, A0, 1)
+    fold_run = memory_stream.folding()
+    calls, commit_ends, outcome = trace_calls(lambda: fold_run.run(1_000))
     assert (outcome.messages, outcome.slices, len(commit_ends)) == (1, 1, 1)
     return calls, commit_ends[0]
+
+
+def test_a_repair_passes_few_files_from_its_plan_to_its_commit() -> None:
+    """One record file is lost: it is found, planned, held, folded again and replaced."""
+    memory_stream = create_sliced_stream()
+    remove_file(memory_stream, memory_stream.ledger.files_now()[3].path)
+    open_stream = memory_stream.open()
+
+    def repair() -> Any:
+        plan = plan_repair(open_stream, RepairRequest())
+        return RepairRun(open_stream).apply(plan, 1_000)
+
+    calls, commit_ends, result = trace_calls(repair)
+    # The hold and the repair.
+    assert (result.removed_files, len(commit_ends)) == (1, 2)
+    files = list(dict.fromkeys(call.file for call in calls[: commit_ends[-1]]))
+    assert len(files) <= REPAIR_FILES_MAX, files
 
 
 def test_an_update_passes_few_files_from_the_run_to_its_commit() -> None:

@@ -43,7 +43,7 @@ from seriatim.errors import PlatformError, SeriatimError
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import HoldEntry, ReleaseEntry, RepairEntry
 from seriatim.ledger.model import Ledger
-from seriatim.operations.repair.plan import RepairRequest
+from seriatim.operations.repair.damage import RepairRequest
 from seriatim.operations.watch import WatchResult
 from seriatim.ports import LedgerStore
 from seriatim.stream import Stream

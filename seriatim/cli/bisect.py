@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from seriatim.operations.inspect.bisect import BisectResult, Invariant
     from seriatim.operations.inspect.condition import Condition
     from seriatim.operations.inspect.session_replay import SessionReplay
-    from seriatim.operations.inspect.trace_step import TraceStep
+    from seriatim.operations.inspect.tracing import TraceStep
 
 FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 STEPS_AROUND = 3

@@ -25,12 +25,13 @@ from seriatim.cli import print_notice
 from seriatim.cli.lookback import print_json, print_step, render_time, render_value, step_values
 from seriatim.engine.machine import Runner, UserMachine
 from seriatim.operations.inspect.condition import Condition
-from seriatim.operations.inspect.trace_step import (
+from seriatim.operations.inspect.tracing import (
     NAMES_AFTER_FOLD,
+    SessionMessage,
     TraceStep,
+    TracingMachine,
     condition_names_after,
 )
-from seriatim.operations.inspect.tracing import SessionMessage, TracingMachine
 from seriatim.operations.inspect.views import plain_view_of_message, state_to_plain
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from seriatim.engine.offsets import Partition
     from seriatim.ledger.manifests import LedgerHead
     from seriatim.operations.inspect.session_replay import SessionReplay
-    from seriatim.operations.inspect.trace_step import TraceStep
+    from seriatim.operations.inspect.tracing import TraceStep
     from seriatim.stream_files import StreamFile
 
 
@@ -110,7 +110,7 @@ class LookbackCommand(Struct, frozen=True):
     ) -> tuple[Partition, int]:
         """The session's partition, and the first offset known to be the session's own, or -1."""
         from seriatim.engine.offsets import Partition
-        from seriatim.operations.inspect.find_session import find_session
+        from seriatim.operations.inspect.session_replay import find_session
 
         chosen_partition = None
         if partition is not None:

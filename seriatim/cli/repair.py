@@ -87,8 +87,8 @@ def repair(
     Example: seriatim repair demo --partition demo-a/3 --apply
     """
     from seriatim.cli.repair_screen import run_repair
-    from seriatim.operations.repair.plan import RepairRequest
-    from seriatim.operations.repair.repair import abandon_repair, request_of_hold
+    from seriatim.operations.repair.damage import RepairRequest, request_of_hold
+    from seriatim.operations.repair.refold import abandon_repair
 
     open_stream = _open_stream(stream, json=json)
     if abandon:
@@ -175,7 +175,7 @@ def backfill(
     from seriatim.cli.repair_screen import run_repair
     from seriatim.ledger.commit import require_head
     from seriatim.operations.repair.backfill import backfill_ranges
-    from seriatim.operations.repair.plan import RepairRequest
+    from seriatim.operations.repair.damage import RepairRequest
 
     run_request = _parse_backfill_request(
         topics, partitions, start, until, messages_max, dry_run=dry_run

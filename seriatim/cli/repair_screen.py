@@ -16,8 +16,7 @@ from seriatim.context import ConnectedStream
 from seriatim.engine.findings import Finding, new_findings_error, shorten
 from seriatim.errors import IntegrityError
 from seriatim.ledger.commit import require_head
-from seriatim.operations.repair.damage import require_known_partition
-from seriatim.operations.repair.plan import (
+from seriatim.operations.repair.damage import (
     ForwardAction,
     Hold,
     LiftHaltAction,
@@ -26,9 +25,10 @@ from seriatim.operations.repair.plan import (
     RepairAction,
     RepairPlan,
     RepairRequest,
+    plan_repair,
+    require_known_partition,
 )
-from seriatim.operations.repair.refold import RefoldResult
-from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.operations.repair.refold import RefoldResult, RepairRun
 from seriatim.operations.report_findings import mark_reported, unreported_findings
 from seriatim.ports import OpenStream
 from seriatim.stream_files import refuse_unwritable_output
@@ -102,7 +102,7 @@ def _apply_plan(
 
     def print_hold_and_kill_spark() -> None:
         progress.close()
-        hold = repair_run.refold_run.result.hold
+        hold = repair_run.result.hold
         print_notice(
             f"{name}: stopped under hold {hold}; the same command goes on,"
             f" or: seriatim repair {name} --abandon {hold}"

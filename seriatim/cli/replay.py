@@ -149,7 +149,7 @@ def _stop_at_break_points(
         warn_unseen_fields,
     )
     from seriatim.operations.inspect.condition import parse_condition
-    from seriatim.operations.inspect.trace_step import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
+    from seriatim.operations.inspect.tracing import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
 
     parsed_condition = None
     if condition is not None:

@@ -26,7 +26,7 @@ from seriatim.cli.run import Json, StreamName
 if TYPE_CHECKING:
     from seriatim.engine.machine import Runner
     from seriatim.engine.offsets import Partition
-    from seriatim.operations.inspect.trace_step import TraceStep
+    from seriatim.operations.inspect.tracing import TraceStep
 
 
 @app.command()

@@ -219,20 +219,25 @@ class Fold:
         """Sessions that came here without a snapshot and without a state, and the offset of their
         first message.
         """
+        self._snapshot_distance = SnapshotDistance(
+            limits.distance_ms, self._report_snapshot_distance
+        )
+        self.begin_tally()
+        self._begin_batch(MessageBatch(0, (), (), ()), [])
+
+    def begin_tally(self) -> None:
+        """Begin with no findings, counts and halts. A run stops at a halt and does this once; a trace
+        goes on behind it, and does it before each message.
+        """
         self.halt: Finding | None = None
         self.half_changed_sessions: dict[str, int] = {}
         """Sessions that a failed `apply` may have left half changed, and an offset: the next try
         must be able to undo the messages of the session from that offset on.
         """
-        self.tally = Tally(partition)
+        self.tally = Tally(self.partition)
         self.counts = self.tally.counts
-
-        self._snapshot_distance = SnapshotDistance(
-            limits.distance_ms, self._report_snapshot_distance
-        )
-        self._contradictions_before = runner.contradictions
-        self._known_contradictions = runner.contradictions
-        self._begin_batch(MessageBatch(0, (), (), ()), [])
+        self._contradictions_before = self.runner.contradictions
+        self._known_contradictions = self.runner.contradictions
 
     def _begin_batch(self, batch: MessageBatch, names: list[str | None]) -> None:
         """Set what belongs to one batch only."""

@@ -21,7 +21,7 @@ from seriatim.ledger.entries import ENTRY_TYPES
 from seriatim.ledger.model import Change
 from seriatim.memory.outgoing import MemoryNotifier
 from seriatim.memory.store import MemoryStore
-from seriatim.operations.repair.plan import RepairRequest
+from seriatim.operations.repair.damage import RepairRequest
 from seriatim.operations.watch import watch_stream
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0, create_filled_stream, send

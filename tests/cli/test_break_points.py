@@ -14,7 +14,7 @@ import pytest
 from seriatim.cli.break_points import BreakPoint, Stepper, find_stops
 from seriatim.operations.inspect.condition import parse_condition
 from seriatim.operations.inspect.session_replay import SessionReplay
-from seriatim.operations.inspect.trace_step import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
+from seriatim.operations.inspect.tracing import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
 from seriatim.testing import MemoryStream
 from tests.operations.adding_machines import Adder, RaisingAdder, create_adding_stream
 from tests.operations.lookback_helper import session_after, session_replay

@@ -11,7 +11,7 @@ from seriatim.engine.findings import Finding
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Halt
-from seriatim.operations.repair.plan import LiftHaltAction, RepairPlan, RepairRequest
+from seriatim.operations.repair.damage import LiftHaltAction, RepairPlan, RepairRequest
 from seriatim.operations.run_request import parse_run_request
 from tests.operations.repair_helper import create_sliced_stream
 

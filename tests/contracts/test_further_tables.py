@@ -21,8 +21,8 @@ from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.operations.followers import catch_up_derived
 from seriatim.operations.prove.partition_rules import state_row_reader
 from seriatim.operations.prove.verify import Verification, VerifyResult
-from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RepairRun
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.derived_tables import DeltaDerived, DeltaOutputs
 from seriatim.storage.join import ParquetJoiner

@@ -14,8 +14,8 @@ from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import ReplacedRecords
 from seriatim.errors import IntegrityError
-from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RepairRun
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.store import LocalStore, digest_object
 from seriatim.testing import OpenMemoryStream

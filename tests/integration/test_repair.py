@@ -14,9 +14,8 @@ from deltalake import DeltaTable
 
 from seriatim import context, stream_files
 from seriatim.engine.crash_points import CRASH_POINTS, REPAIR_POINTS, arm
-from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.refold import RefoldResult
-from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RefoldResult, RepairRun
 from tests.integration.lab import Lab
 from tests.integration.test_slices import tables
 

@@ -20,7 +20,7 @@ from seriatim.operations.inspect.explain import (
     records_by_session,
 )
 from seriatim.operations.inspect.session_replay import SessionReplay
-from seriatim.operations.inspect.trace_step import TraceStep
+from seriatim.operations.inspect.tracing import TraceStep
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.gaps import Gap
-from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.repair import RefoldResult, RepairRun, plan_repair
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RefoldResult, RepairRun
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0, create_stream, send
 

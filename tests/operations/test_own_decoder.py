@@ -21,7 +21,7 @@ from seriatim.engine.machine import UserMachine
 from seriatim.errors import PlatformError
 from seriatim.fast.column_kinds import can_use_compiled_fold
 from seriatim.operations.inspect.condition import parse_condition
-from seriatim.operations.inspect.trace_step import condition_names_after
+from seriatim.operations.inspect.tracing import condition_names_after
 from seriatim.stream import parse_stream
 from seriatim.testing import MemoryStream, fold, fold_table
 from tests.contracts.decoder_cases import import_example, write_example_files

@@ -18,7 +18,7 @@ from seriatim.engine.crash_points import arm
 from seriatim.engine.machine import Runner, UserMachine
 from seriatim.engine.offsets import OffsetRange, Partition, Ranges
 from seriatim.errors import ConfigError, FencedError, IntegrityError, PlatformError
-from seriatim.operations.repair.repair import abandon_repair
+from seriatim.operations.repair.refold import abandon_repair
 from seriatim.testing import MemoryStream
 from tests.operations.compact_helper import DAY, run_compaction
 from tests.operations.repair_helper import repair

@@ -16,8 +16,8 @@ from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.operations.accept import accept_topic
 from seriatim.operations.publish import publish_current
-from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RepairRun
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_files import ParquetRewriter
 from seriatim.storage.store import LocalStore

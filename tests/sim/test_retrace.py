@@ -16,7 +16,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Account
 from seriatim.operations.inspect.session_replay import SessionReplay
-from seriatim.operations.repair.refold_rules import same_session
+from seriatim.operations.rewind import same_session
 from seriatim.testing import MemoryStream
 from tests.operations.lookback_helper import head_of, session_rows
 from tests.sim.chaos import Chaos

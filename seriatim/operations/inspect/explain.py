@@ -31,8 +31,7 @@ from seriatim.engine.table import (
 from seriatim.errors import ConfigError
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.operations.inspect.session_replay import ProgressCallback, SessionReplay
-from seriatim.operations.inspect.trace_step import TraceStep
-from seriatim.operations.inspect.tracing import SessionMessage
+from seriatim.operations.inspect.tracing import SessionMessage, TraceStep
 from seriatim.operations.inspect.views import plain_view_of_message
 from seriatim.ports import OpenStream
 

@@ -9,8 +9,8 @@ the stream does not know of it.
 
 As with a refold, records are made from the saved state on, so that records and state agree.
 
-Next: operations/repair/refold.py does the same with a commit; cli/replay_range.py chooses where the
-files go.
+Next: operations/rewind.py chooses the state; operations/repair/refold.py does the same with a
+commit; cli/replay_range.py chooses where the files go.
 """
 
 from __future__ import annotations
@@ -22,18 +22,25 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.files import File, StateStore
+from seriatim.engine.files import File
 from seriatim.engine.messages import MessageBatch
-from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
+from seriatim.engine.offsets import OffsetRange, Partition, Ranges
 from seriatim.engine.task import PartitionWork, TaskContext, TaskResult, run_task
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
-from seriatim.ledger.history import PartitionHistory
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account
-from seriatim.operations.release import can_be_released, clear_finding
-from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
-from seriatim.operations.repair.refold_rules import RefoldRequest, Rewind, plan_stages
-from seriatim.operations.repair.rewind import histories_as_of
+from seriatim.operations.rewind import (
+    LedgerHistory,
+    LossDetector,
+    MessageLoss,
+    PartitionHistory,
+    RefoldRequest,
+    Rewind,
+    RewindChooser,
+    find_readable_bounds,
+    plan_stages,
+    repeat_releases,
+)
 from seriatim.operations.run import WorkByPartition, fold_until_stable, result_of_hole
 from seriatim.ports import DEFAULT_READ_OPTIONS, OpenStream, ReadOptions, Task
 
@@ -115,6 +122,7 @@ class ReplayRun:
         self.messages_max = messages_max
         self.on_progress = progress or (lambda _done, _total: None)
         self.bounds = open_stream.log.bounds(open_stream.stream.topics)
+        self.history = LedgerHistory(open_stream.ledger, head.ledger.stream)
         self.offsets_done = 0
         self.offsets_total = 0
 
@@ -127,26 +135,31 @@ class ReplayRun:
             start = max(start, bounds.log_start)
         if self.without_state:
             return start
-        histories = histories_as_of(self.open_stream.ledger, self.head, [partition])
-        first_loadable = self._first_loadable_offset(histories[partition], start, account.frontier)
-        return start if first_loadable is None else first_loadable
+        base = self._chooser(partition, start).first_base_from(start)
+        return start if base is None else base.account.frontier
 
     def run(self, ranges: dict[Partition, OffsetRange]) -> Iterator[ReplayOutput]:
         """Replay the range of each partition, one after the other.
 
         All of them are checked before the first is folded; a ConfigError says what cannot be.
         """
-        histories = histories_as_of(self.open_stream.ledger, self.head, ranges)
         # 1. Choose where each partition begins.
         rewinds = [
-            self._rewind_to_base(partition, offset_range, histories[partition])
+            self._rewind_to_base(partition, offset_range)
             for partition, offset_range in sorted(ranges.items())
         ]
         self.offsets_total = sum(len(rewind.read_range) for rewind in rewinds)
         for rewind in rewinds:
             # 2. Fold stage by stage.
-            output = self._empty_output(rewind)
-            self._fold_partition(rewind, output, histories[rewind.partition])
+            output = ReplayOutput(
+                partition=rewind.partition,
+                topic_id=rewind.account.topic_id,
+                requested_start=rewind.request.start,
+                start=rewind.start,
+                until=rewind.start,
+                base_sequence=rewind.sequence,
+            )
+            self._fold_partition(rewind, output)
             # 3. Return what was made.
             yield output
 
@@ -155,63 +168,47 @@ class ReplayRun:
             "a replay is of known partitions"
         )
 
-    def _first_loadable_offset(self, past: PartitionHistory, start: int, end: int) -> int | None:
-        """The first offset from `start` to `end` with a saved state that can be loaded, if any."""
-        for point in past.commit_points(start, end):
-            if self._can_load(point.account):
-                return point.account.frontier
-        return None
+    def _history(self, partition: Partition) -> PartitionHistory:
+        self.history.read_on(self.head.ledger.sequence)
+        return self.history.of_partition(partition)
 
-    def _rewind_to_base(
-        self, partition: Partition, offset_range: OffsetRange, past: PartitionHistory
-    ) -> Rewind:
+    def _chooser(self, partition: Partition, log_start: int) -> RewindChooser:
+        account = self._account(partition)
+        return RewindChooser(
+            account, log_start, self._history(partition), self._describe_state_damage
+        )
+
+    def _rewind_to_base(self, partition: Partition, offset_range: OffsetRange) -> Rewind:
         """Where the replay of a partition begins, and what has to be repeated on its way."""
         account = self._account(partition)
-        bounds = self._checked_bounds(partition, account, offset_range)
+        log_start = self._checked_log_start(partition, account, offset_range)
+        chooser = self._chooser(partition, log_start)
+        request = RefoldRequest(
+            partition=partition, start=offset_range.start, until=offset_range.end
+        )
         if self.without_state:
-            sequence = -1
-            base = _empty_account(account, offset_range)
-            releases_by_hand = {}
-        else:
-            sequence, base = self._find_base(partition, offset_range, past, bounds)
-            releases_by_hand = past.releases_by_hand()
-        passed_ranges = [
-            lost_range
-            for lost_range in past.passed_ranges()
-            if base.frontier < lost_range.end <= offset_range.end
-        ]
-        return Rewind(
-            request=RefoldRequest(
-                partition=partition, start=offset_range.start, until=offset_range.end
-            ),
-            account=account,
-            base=base,
-            sequence=sequence,
-            frontier=offset_range.end,
-            commit_offsets=(offset_range.end,),
-            releases_by_hand=releases_by_hand,
-            passed_ranges=tuple(passed_ranges),
-        )
+            # The partition as it was before its first message: another machine begins with that.
+            empty = Account(
+                topic_id=account.topic_id,
+                frontier=offset_range.start,
+                initial_frontier=offset_range.start,
+            )
+            rewind = chooser.rewind(request, empty, -1, offset_range.end)
+            return replace(rewind, releases_by_hand={})
+        base = chooser.find_base(offset_range.start).point
+        if base is None:
+            raise self._no_base_error(partition, offset_range.start, chooser)
+        return chooser.rewind(request, base.account, base.sequence, offset_range.end)
 
-    def _empty_output(self, rewind: Rewind) -> ReplayOutput:
-        return ReplayOutput(
-            partition=rewind.partition,
-            topic_id=rewind.account.topic_id,
-            requested_start=rewind.request.start,
-            start=rewind.base.frontier,
-            until=rewind.base.frontier,
-            base_sequence=rewind.sequence,
-        )
-
-    def _checked_bounds(
+    def _checked_log_start(
         self, partition: Partition, account: Account, offset_range: OffsetRange
-    ) -> Bounds:
-        """What Kafka has of the partition; a ConfigError if that is not the whole range."""
+    ) -> int:
+        """Where the partition begins in Kafka; a ConfigError if Kafka has not the whole range."""
         stream_name = self.open_stream.stream.name
-        bounds = self.bounds.get(partition)
-        if bounds is None or bounds.topic_id != account.topic_id:
+        bounds, problem = find_readable_bounds(self.bounds, partition, account)
+        if bounds is None:
             raise ConfigError(
-                f"{stream_name}: {partition}: the messages that were folded are not in Kafka any more",
+                f"{stream_name}: topic {partition.topic} {problem}",
                 next="name other partitions with --partition or --topic",
             )
         if offset_range.start < bounds.log_start or offset_range.end > bounds.log_end:
@@ -220,50 +217,40 @@ class ReplayRun:
                 f" Kafka has [{bounds.log_start}, {bounds.log_end}), not {offset_range}",
                 next="choose --from and --until within it",
             )
-        return bounds
+        return bounds.log_start
 
-    def _find_base(
-        self,
-        partition: Partition,
-        offset_range: OffsetRange,
-        past: PartitionHistory,
-        bounds: Bounds,
-    ) -> tuple[int, Account]:
-        """The nearest saved state at or before the range: its ledger sequence and its account."""
-        for point in past.usable_points(offset_range.start):
-            if point.account.frontier < bounds.log_start:
-                break
-            # A state that is deleted or damaged is no error here: an earlier one will do.
-            if self._can_load(point.account):
-                return point.sequence, point.account
-        frontier = self._account(partition).frontier
-        later_offset = self._first_loadable_offset(past, offset_range.start, frontier)
+    def _no_base_error(
+        self, partition: Partition, offset: int, chooser: RewindChooser
+    ) -> ConfigError:
         begin_later = ""
-        if later_offset is not None:
-            begin_later = f"begin later with --from {later_offset}, or "
-        raise ConfigError(
+        later_base = chooser.first_base_from(offset)
+        if later_base is not None:
+            begin_later = f"begin later with --from {later_base.account.frontier}, or "
+        return ConfigError(
             f"{self.open_stream.stream.name}: {partition}:"
-            f" no saved state at or before offset {offset_range.start} can be folded on:"
-            f" Kafka has nothing before offset {bounds.log_start}",
+            f" no saved state at or before offset {offset} can be folded on:"
+            f" Kafka has nothing before offset {chooser.log_start}",
             next=f"{begin_later}without any state with --fresh:"
             " sessions then begin by their snapshots",
         )
 
-    def _can_load(self, account: Account) -> bool:
+    def _describe_state_damage(self, account: Account) -> str:
         try:
             # The name does not matter: loading checks the files, whatever is looked for in them.
             self.open_stream.state.load(account.state, [""])
-        except IntegrityError:
-            return False
-        return True
+        except IntegrityError as error:
+            return error.message
+        return ""
 
-    def _fold_partition(self, rewind: Rewind, output: ReplayOutput, past: PartitionHistory) -> None:
+    def _fold_partition(self, rewind: Rewind, output: ReplayOutput) -> None:
         """Fold a partition stage by stage, until its end or a halt."""
+        history = self._history(rewind.partition)
         task_context = self.make_task_context(rewind.base.state)
         message_time_ms = rewind.base.message_time_ms
-        moved_sessions = _moved_sessions(past)
+        # Where these sessions moved to is not of interest here.
+        moved_sessions = dict.fromkeys(history.moved_sessions(), "another partition")
         loss_detector = LossDetector(
-            output.partition, past.slice_proofs(), self.open_stream.past_reader
+            output.partition, history.slice_proofs(), self.open_stream.past_reader
         )
         # By range: a stage that is folded twice reports its losses twice.
         missing_messages: dict[OffsetRange, int] = {}
@@ -274,7 +261,17 @@ class ReplayRun:
         def read(offset_range: OffsetRange) -> Iterator[MessageBatch]:
             return loss_detector.read_and_detect(offset_range, note_loss)
 
-        self._repeat_releases(output, rewind, task_context.state)
+        def release_again() -> None:
+            output.state = repeat_releases(
+                rewind,
+                output.until,
+                self.open_stream.stream.tier,
+                task_context.state,
+                output.state,
+                f"{rewind.account.epoch}-released-",
+            )
+
+        release_again()
         for number, stage in enumerate(plan_stages(rewind, self.messages_max)):
             # Each stage goes on with the state that the stage before it saved.
             work = PartitionWork(
@@ -296,7 +293,7 @@ class ReplayRun:
                 message_time_ms = max(message_time_ms, result.certificate.message_time_ms)
             if output.halt_reason:
                 return
-            self._repeat_releases(output, rewind, task_context.state)
+            release_again()
 
     def _fold_stage(
         self, work: PartitionWork, task_context: TaskContext, account: Account, read: ReadBatches
@@ -343,36 +340,3 @@ class ReplayRun:
             )
         self.offsets_done += len(offset_range)
         self.on_progress(self.offsets_done, self.offsets_total)
-
-    def _repeat_releases(self, output: ReplayOutput, rewind: Rewind, state: StateStore) -> None:
-        """Release the sessions again that a person released at the offset where a stage ended."""
-        for offset in rewind.stage_end_offsets(output.until):
-            names: tuple[str, ...] = ()
-            if offset > rewind.start:
-                names = rewind.releases_by_hand.get(offset, ())
-            account = replace(rewind.account, headless_since=rewind.headless_since(offset))
-            released_sessions = {}
-            for name, session in state.load(output.state, names).items():
-                if can_be_released(session, account):
-                    tier = self.open_stream.stream.tier
-                    released_sessions[name] = clear_finding(session, account, tier)
-            if released_sessions:
-                stem = f"{rewind.account.epoch}-{offset}-released"
-                file = state.save(output.partition, stem, released_sessions, ())
-                output.state = (*output.state, file)
-
-
-def _moved_sessions(past: PartitionHistory) -> dict[str, str]:
-    """Sessions that were reported as moved. Where they moved to is not of interest here."""
-    return {
-        session: "another partition"
-        for finding, _, session in past.reported_findings
-        if finding == "moved session" and session is not None
-    }
-
-
-def _empty_account(account: Account, offset_range: OffsetRange) -> Account:
-    """The account of a partition before its first message, with which another machine begins."""
-    return Account(
-        topic_id=account.topic_id, frontier=offset_range.start, initial_frontier=offset_range.start
-    )

@@ -20,8 +20,7 @@ from seriatim.engine.files import StateStore
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import TIMESTAMP_RANGE_MS, MessageBatch
 from seriatim.engine.task import PartitionWork, TaskResult
-from seriatim.operations.inspect.trace_step import TraceStep
-from seriatim.operations.inspect.tracing import SessionMessage, TracingFold
+from seriatim.operations.inspect.tracing import SessionMessage, TraceStep, TracingFold
 from seriatim.operations.inspect.views import diff_states, plain_view_of_message
 from seriatim.stream import Stream
 

@@ -3,17 +3,19 @@
 It reads and changes nothing. The commands that show the state at an offset, a trace, a break
 point, the first wrong offset, or what touched a row are all built on it.
 
-1. Choose the last ledger entry at or before the offset whose state no later repair took back and
+1. Find the session: the partition that has its saved state.
+2. Choose the last ledger entry at or before the offset whose state no later repair took back and
    whose state files can be loaded.
-2. Fold the session's messages from there on, as Kafka still has them.
-3. Repeat between the messages what happened then without a message: a person released the session,
+3. Fold the session's messages from there on, as Kafka still has them.
+4. Repeat between the messages what happened then without a message: a person released the session,
    or a loss was passed over by `seriatim forward`.
 
 Where Kafka no longer has the messages, a ConfigError says so and names what can be looked at
 instead.
 
-Next: operations/inspect/tracing.py folds the messages; ledger/history.py knows the past entries;
-operations/inspect/bisect.py is built on this module, as are the commands in cli/.
+Next: operations/rewind.py chooses the state and knows what is repeated;
+operations/inspect/tracing.py folds the messages; operations/inspect/bisect.py is built on this
+module, as are the commands in cli/.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.engine.findings import shell_quote
@@ -29,15 +31,23 @@ from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
-from seriatim.ledger import history
-from seriatim.ledger.history import CommitPoint, PartitionHistory
 from seriatim.ledger.manifests import LedgerHead
-from seriatim.ledger.model import Account
-from seriatim.operations.inspect.trace_step import TraceStep
-from seriatim.operations.inspect.tracing import FoldSnapshot, SessionMessage, TracingFold
-from seriatim.operations.release import can_be_released, clear_finding
-from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
-from seriatim.operations.repair.refold_rules import same_session
+from seriatim.ledger.model import Account, Ledger
+from seriatim.operations.inspect.tracing import FoldSnapshot, SessionMessage, TraceStep, TracingFold
+from seriatim.operations.rewind import (
+    BaseSearch,
+    CommitPoint,
+    LedgerHistory,
+    LossDetector,
+    MessageLoss,
+    PartitionHistory,
+    RefoldRequest,
+    Rewind,
+    RewindChooser,
+    find_readable_bounds,
+    released_again,
+    same_session,
+)
 from seriatim.ports import OpenStream
 
 ENTRIES_READ_FIRST = 64
@@ -46,12 +56,82 @@ ProgressCallback = Callable[[int, int], None]
 """Called with the offsets that are read so far, and the offsets of the range."""
 
 
+class SessionLocation(Struct, kw_only=True):
+    """The partition of a session, and the session as it was saved there."""
+
+    partition: Partition
+    session: Session
+    other_partitions: list[Partition] = field(default_factory=list)
+    """Partitions of the topic that have state of the session as well."""
+
+
+def find_session(
+    open_stream: OpenStream,
+    head: LedgerHead,
+    name: str,
+    topic: str | None = None,
+    partition: Partition | None = None,
+) -> SessionLocation:
+    """The partition that has the session's state: of several, where its last message came.
+
+    A ConfigError is raised if no partition has it, or if partitions of several topics have it and
+    `topic` names none of them. A `partition` that is given is taken, whether it has state or not.
+    """
+    if partition is not None:
+        return _location_in_partition(open_stream, head.ledger, name, partition)
+    stream_name = open_stream.stream.name
+    sessions: dict[Partition, Session] = {}
+    for topic_partition, account in _accounts_of_topic(head.ledger, topic):
+        if open_stream.state.find_names(account.state, [name]):
+            sessions[topic_partition] = open_stream.state.load(account.state, [name])[name]
+    if not sessions:
+        in_topic = f" in topic {topic}" if topic else ""
+        raise ConfigError(
+            f"{stream_name}: there is no session {name!r}{in_topic}",
+            next="check the name; a session whose messages never had an effect is found by"
+            " --partition TOPIC/NUMBER",
+        )
+    topics = sorted({session_partition.topic for session_partition in sessions})
+    if len(topics) > 1:
+        raise ConfigError(
+            f"{stream_name}: session {name!r} lives in {', '.join(topics)}",
+            next="choose one with --topic",
+        )
+    # A session that moved has state in two partitions: its messages come to the newer one.
+    newest = max(sessions, key=lambda candidate: sessions[candidate].timestamp)
+    other_partitions = [candidate for candidate in sessions if candidate != newest]
+    return SessionLocation(
+        partition=newest, session=sessions[newest], other_partitions=other_partitions
+    )
+
+
+def _location_in_partition(
+    open_stream: OpenStream, ledger: Ledger, name: str, partition: Partition
+) -> SessionLocation:
+    account = ledger.account(partition)
+    if account is None:
+        partition_names = ", ".join(list(ledger.partitions)[:8])
+        raise ConfigError(
+            f"{open_stream.stream.name}: it has no partition {partition}",
+            next=f"it has {partition_names}",
+        )
+    session = open_stream.state.load(account.state, [name]).get(name)
+    return SessionLocation(partition=partition, session=session or Session())
+
+
+def _accounts_of_topic(ledger: Ledger, topic: str | None) -> Iterator[tuple[Partition, Account]]:
+    """The accounts of a topic's partitions; of all topics if it is None."""
+    for partition_name, account in ledger.partitions.items():
+        partition = Partition.parse(partition_name)
+        if topic is None or topic == partition.topic:
+            yield partition, account
+
+
 class ReplayPosition(Struct, frozen=True, kw_only=True):
     """A position of a session replay that `go_back` can return to, any number of times."""
 
     offset: int
     snapshot: FoldSnapshot
-    headless_since: int
 
 
 class CachedMessages(Struct, frozen=True, kw_only=True):
@@ -72,19 +152,6 @@ class CachedMessages(Struct, frozen=True, kw_only=True):
         start = bisect_left(self.offsets, offset_range.start)
         end = bisect_left(self.offsets, offset_range.end)
         return self.messages[start:end]
-
-
-class PastIntervention(Struct, frozen=True, kw_only=True):
-    """Something that changed the session between two messages, and is repeated by a replay.
-
-    Either a person released the session from quarantine, or messages were lost and passed over.
-    """
-
-    start: int
-    """Messages before this offset are folded before it."""
-    resume_offset: int
-    """Messages from this offset on are folded after it. What lies between is left out."""
-    is_release: bool = False
 
 
 class SessionReplay:
@@ -112,6 +179,7 @@ class SessionReplay:
         )
         self.bounds = self._checked_bounds()
         self.history = PartitionHistory()
+        """The past as far as it was read."""
         self._has_read_all_entries = False
         self.point: CommitPoint | None = None
         """The saved state with which the replay began."""
@@ -123,8 +191,10 @@ class SessionReplay:
         """How many messages of the session were folded, in all folds together."""
         self._cached_messages: CachedMessages | None = None
         self._tracing_fold: TracingFold | None = None
-        self._headless_since = -1
+        self._rewind: Rewind | None = None
         self._loss_detector: LossDetector | None = None
+        self._loaded_session: Session | None = None
+        """The session in the saved state that was looked at last."""
 
     @property
     def tracing_fold(self) -> TracingFold:
@@ -143,16 +213,10 @@ class SessionReplay:
 
         A ConfigError is raised if there is none that Kafka's messages can be folded on.
         """
-        damage = ""
-        for point in self._usable_points(offset):
-            if point.account.frontier < self.bounds.log_start:
-                break
-            reason = self._try_begin(point)
-            if not reason:
-                return
-            # An older state may still be intact. The newest damage is reported if none is.
-            damage = damage or reason
-        raise self._unreachable_error(offset, damage)
+        base = self._find_base(offset)
+        if base.point is None:
+            raise self._unreachable_error(offset, base)
+        self._begin_fold(base.point)
 
     def begin_at_or_after(self, offset: int) -> None:
         """Begin at or before an offset, or else at the first saved state after it that will do.
@@ -162,26 +226,35 @@ class SessionReplay:
         try:
             self.begin_at(offset)
         except ConfigError:
-            if not self._try_begin_after(offset):
+            self._read_history(all_entries=True)
+            later_point = self._chooser().first_base_from(offset + 1)
+            if later_point is None:
                 raise
+            self._begin_fold(later_point)
 
-    def _try_begin_after(self, offset: int) -> bool:
-        """Begin at the first saved state after an offset; return whether there is one."""
-        self._read_history(all_entries=True)
-        earliest = max(offset + 1, self.bounds.log_start)
-        usable = self.history.usable_points(self.committed_end)
-        for point in sorted(usable, key=_offset_of_point):
-            if point.account.frontier >= earliest and not self._try_begin(point):
-                return True
-        return False
+    def _find_base(self, offset: int) -> BaseSearch:
+        """The nearest saved state at or before an offset.
 
-    def _try_begin(self, point: CommitPoint) -> str:
-        """Begin at a saved state. The text that comes back says why that is impossible, if it is."""
+        Older ledger entries are only read if the newest ones are not enough.
+        """
+        self._read_history(all_entries=False)
+        base = self._chooser().find_base(offset)
+        if base.point is None and not self._has_read_all_entries:
+            self._read_history(all_entries=True)
+            base = self._chooser().find_base(offset)
+        return base
+
+    def _chooser(self) -> RewindChooser:
+        return RewindChooser(
+            self.account, self.bounds.log_start, self.history, self._load_and_describe_damage
+        )
+
+    def _load_and_describe_damage(self, account: Account) -> str:
+        """Load the session as it was saved. The text says why that cannot be, if it cannot."""
         try:
-            saved_session = self._load_session(point.account)
+            self._loaded_session = self._load_session(account)
         except IntegrityError as error:
             return error.message
-        self._begin_fold(point, saved_session)
         return ""
 
     def first_message_offset(self, first_effect_offset: int) -> int:
@@ -283,15 +356,12 @@ class SessionReplay:
         return ReplayPosition(
             offset=self.next_offset,
             snapshot=self.tracing_fold.take_snapshot(),
-            headless_since=self._headless_since,
         )
 
     def go_back(self, position: ReplayPosition) -> None:
         """Return to a position from before. It can be used again."""
         self.next_offset = position.offset
-        self._headless_since = position.headless_since
         self.tracing_fold.restore_snapshot(position.snapshot)
-        self.tracing_fold.begin_doubt_after_loss(position.headless_since)
 
     def cache_messages(self, until: int) -> list[int]:
         """Read the session's messages up to an offset once, and return their offsets.
@@ -319,12 +389,10 @@ class SessionReplay:
 
     def _checked_bounds(self) -> Bounds:
         """What Kafka has of the partition; a ConfigError if it is another topic by now."""
-        bounds = self.open_stream.log.bounds(self.open_stream.stream.topics).get(self.partition)
-        if bounds is not None and bounds.topic_id == self.account.topic_id:
+        all_bounds = self.open_stream.log.bounds(self.open_stream.stream.topics)
+        bounds, problem = find_readable_bounds(all_bounds, self.partition, self.account)
+        if bounds is not None:
             return bounds
-        problem = "was made again: its messages of before are gone"
-        if bounds is None:
-            problem = "is not in Kafka any more"
         stream_name = self.open_stream.stream.name
         raise ConfigError(
             f"{stream_name}: topic {self.partition.topic} {problem}",
@@ -334,66 +402,53 @@ class SessionReplay:
 
     # The history of the partition.
 
-    def _usable_points(self, offset: int) -> Iterator[CommitPoint]:
-        """Commits with usable state at or before an offset, newest first.
-
-        Older ledger entries are only read if the newest ones are not enough.
-        """
-        yielded_points = 0
-        for all_entries in (False, True):
-            self._read_history(all_entries=all_entries)
-            # The list of the newest entries is the beginning of the list of all of them, so
-            # the second round goes on where the first one ended.
-            for point in list(self.history.usable_points(offset))[yielded_points:]:
-                yielded_points += 1
-                yield point
-
     def _read_history(self, *, all_entries: bool) -> None:
         """Read the newest ledger entries, or all, unless that was done already."""
         has_read_enough = bool(self.history.points) and not all_entries
         if self._has_read_all_entries or has_read_enough:
             return
-        head_sequence = self.head.ledger.sequence
+        ledger = self.head.ledger
         after_sequence = -1
         if not all_entries:
-            after_sequence = max(-1, head_sequence - ENTRIES_READ_FIRST)
-        # Entries after the head that this replay looks at were committed in the meantime.
-        entries = (
-            stored
-            for stored in self.open_stream.ledger.entries(self.head.ledger.stream, after_sequence)
-            if stored.entry.sequence <= head_sequence
+            after_sequence = max(-1, ledger.sequence - ENTRIES_READ_FIRST)
+        stream_history = LedgerHistory(
+            self.open_stream.ledger, ledger.stream, (self.partition,), after_sequence
         )
-        self.history = history.read_histories(entries, [self.partition])[self.partition]
+        # Entries after the head that this replay looks at were committed in the meantime.
+        stream_history.read_on(ledger.sequence)
+        self.history = stream_history.of_partition(self.partition)
         # It was built from the proofs of the old history.
         self._loss_detector = None
         self._has_read_all_entries = after_sequence < 0
         if not self.history.points:
             self._read_history(all_entries=True)
 
-    def _begin_fold(self, point: CommitPoint, saved_session: Session | None) -> None:
+    def _begin_fold(self, point: CommitPoint) -> None:
+        """Begin with the state that was looked at last."""
+        account = point.account
+        frontier = self.committed_end
+        request = RefoldRequest(
+            partition=self.partition,
+            start=account.frontier,
+            until=frontier,
+            sessions=(self.session_name,),
+        )
         self.point = point
-        self.next_offset = point.account.frontier
-        self._headless_since = point.account.headless_since
+        self.next_offset = account.frontier
+        self._rewind = self._chooser().rewind(request, account, point.sequence, frontier)
         moved_sessions = {}
-        if self._is_moved_session():
+        if self.session_name in self.history.moved_sessions():
             moved_sessions[self.session_name] = self._home_partition()
         self._tracing_fold = TracingFold(
             self.open_stream.stream,
             self.open_stream.runner,
             self.partition,
             self.session_name,
-            saved_session,
-            message_time_ms=point.account.message_time_ms,
-            headless_since=self._headless_since,
+            self._loaded_session,
+            message_time_ms=account.message_time_ms,
+            headless_since=account.headless_since,
             moved_sessions=moved_sessions,
         )
-
-    def _is_moved_session(self) -> bool:
-        """Whether it was reported that the session belongs to another partition."""
-        for finding, _, session_name in self.history.reported_findings:
-            if finding == "moved session" and session_name == self.session_name:
-                return True
-        return False
 
     def _home_partition(self) -> str:
         """The partition of the topic that has state of the session."""
@@ -413,46 +468,43 @@ class SessionReplay:
         The caller folds a list before it takes the next: between two lists, interventions of the
         past are repeated on the folded session. At the end `next_offset` is `until`.
         """
-        interventions = self._interventions_before(until)
-        offset_range = OffsetRange(self.next_offset, max(self.next_offset, until))
-        for messages in self._messages_in(offset_range):
-            rest = messages
-            while interventions and rest and rest[-1].offset >= interventions[0].resume_offset:
-                intervention = interventions.pop(0)
-                offsets = [message.offset for message in rest]
-                yield rest[: bisect_left(offsets, intervention.start)]
-                self._repeat_intervention(intervention)
-                rest = rest[bisect_left(offsets, intervention.resume_offset) :]
-            yield rest
-        for intervention in interventions:
-            self._repeat_intervention(intervention)
-        self.next_offset = offset_range.end
+        rewind = self._rewind or raise_broken_promise("a session replay was never begun")
+        offset = self._repeat_interventions(rewind, self.next_offset, until, is_begin=True)
+        while offset < until:
+            end = rewind.next_intervention(offset, until)
+            yield from self._messages_in(OffsetRange(offset, end))
+            offset = self._repeat_interventions(rewind, end, until)
+        self.next_offset = max(self.next_offset, until)
 
-    def _interventions_before(self, until: int) -> list[PastIntervention]:
-        """What has to be repeated from `next_offset` up to `until`, in order."""
-        interventions = []
-        for offset, names in self.history.releases_by_hand().items():
-            if self.session_name in names and self.next_offset < offset <= until:
-                release = PastIntervention(start=offset, resume_offset=offset, is_release=True)
-                interventions.append(release)
-        for lost_range in self.history.passed_ranges():
-            if self.next_offset < lost_range.end <= until:
-                loss = PastIntervention(start=lost_range.start, resume_offset=lost_range.end)
-                interventions.append(loss)
-        # At the same offset the loss comes first: the release frees a session that is in doubt.
-        interventions.sort(key=lambda it: (it.resume_offset, it.is_release))
-        return interventions
+    def _repeat_interventions(
+        self, rewind: Rewind, offset: int, until: int, *, is_begin: bool = False
+    ) -> int:
+        """Repeat what happened at an offset and at the ends of the losses that begin there, up to
+        `until`. Returns the offset where messages are folded on.
 
-    def _repeat_intervention(self, intervention: PastIntervention) -> None:
-        tracing_fold = self.tracing_fold
-        if not intervention.is_release:
-            self._headless_since = intervention.resume_offset
-            tracing_fold.begin_doubt_after_loss(intervention.resume_offset)
+        At the begin nothing happens at the offset itself: the session has it behind it already.
+        """
+        resume_offset = offset
+        for end_offset in rewind.stage_end_offsets(offset):
+            if end_offset > until:
+                break
+            resume_offset = end_offset
+            if is_begin and end_offset == offset:
+                continue
+            # The loss comes first: the release frees a session that is in doubt.
+            if rewind.headless_since(end_offset) == end_offset:
+                self.tracing_fold.begin_doubt_after_loss(end_offset)
+            self._release_again(rewind, end_offset)
+        return resume_offset
+
+    def _release_again(self, rewind: Rewind, offset: int) -> None:
+        """Release the session again, if a person released it at this offset."""
+        if self.session_name not in rewind.releases_by_hand.get(offset, ()):
             return
-        account = replace(self.account, headless_since=self._headless_since)
-        session = tracing_fold.session_to_save()
-        if can_be_released(session, account):
-            tracing_fold.session = clear_finding(session, account, self.open_stream.stream.tier)
+        session = self.tracing_fold.session_to_save()
+        tier = self.open_stream.stream.tier
+        released = released_again({self.session_name: session}, rewind, offset, tier)
+        self.tracing_fold.session = released.get(self.session_name, session)
 
     def _messages_in(self, offset_range: OffsetRange) -> Iterator[list[SessionMessage]]:
         """The session's messages of a range: from the cache, or batch by batch from Kafka."""
@@ -500,30 +552,27 @@ class SessionReplay:
             next=self._describe_alternatives(loss.offset_range.end, is_certain=False),
         )
 
-    def _unreachable_error(self, offset: int, damage: str) -> ConfigError:
+    def _unreachable_error(self, offset: int, base: BaseSearch) -> ConfigError:
         """The error for an offset that no saved state leads to."""
         stream_name = self.open_stream.stream.name
         initial_frontier = self.account.initial_frontier
-        if not damage and offset < initial_frontier:
+        if not base.damage and offset < initial_frontier:
             return ConfigError(
                 f"{stream_name}: {self.partition} is folded from offset {initial_frontier} on,"
                 f" {offset} is before it",
                 next=f"give an offset from {initial_frontier} to {self.committed_end - 1}",
             )
-        reason = damage or self._describe_missing_messages(offset)
+        reason = base.damage or "no state before it is saved"
+        if not base.damage and base.expired_offset >= 0:
+            reason = (
+                f"the messages from {base.expired_offset} on, where the last state before it"
+                " was saved, are not in Kafka any more"
+            )
         return ConfigError(
             f"{stream_name}: {self.partition} cannot be folded to offset {offset} again: {reason}",
             kafka=self._describe_kafka_bounds(),
             next=self._describe_alternatives(offset),
         )
-
-    def _describe_missing_messages(self, offset: int) -> str:
-        for point in self.history.usable_points(offset):
-            return (
-                f"the messages from {point.account.frontier} on, where the last state before it"
-                " was saved, are not in Kafka any more"
-            )
-        return "no state before it is saved"
 
     def _describe_kafka_bounds(self) -> str:
         start = self.bounds.log_start
@@ -538,16 +587,14 @@ class SessionReplay:
         `is_certain` is False where messages after the later state may be missing as well.
         """
         self._read_history(all_entries=True)
-        points = self.history.commit_points(0, self.committed_end)
-        point_before = self._first_loadable(reversed(points), 0, offset)
-        earliest = max(offset + 1, self.bounds.log_start)
-        point_after = self._first_loadable(iter(points), earliest, self.committed_end)
-        shown_points = [point_before, point_after]
-        lines = [
-            self._describe_saved_state(point)
-            for point in shown_points
-            if point is not None and self._has_state_of_session(point)
-        ]
+        chooser = self._chooser()
+        # A saved state can be shown as it is, also where Kafka has nothing since.
+        point_before = replace(chooser, log_start=0).find_base(offset).point
+        point_after = chooser.first_base_from(offset + 1)
+        lines: list[str] = []
+        for point in (point_before, point_after):
+            if point is not None and self._has_state_of_session(point):
+                lines.append(self._describe_saved_state(point))
         if point_after is not None:
             start = point_after.account.frontier
             if is_certain:
@@ -555,15 +602,6 @@ class SessionReplay:
             else:
                 lines.append(f"begin at offset {start}: --from {start}")
         return "\n".join(lines) or "nothing of it is left to look at"
-
-    def _first_loadable(
-        self, points: Iterator[CommitPoint], start: int, end: int
-    ) -> CommitPoint | None:
-        """The first of `points` from offset `start` to `end`, both included, that can be loaded."""
-        for point in points:
-            if start <= point.account.frontier <= end and self._can_load(point):
-                return point
-        return None
 
     def _has_state_of_session(self, point: CommitPoint) -> bool:
         return bool(self.open_stream.state.find_names(point.account.state, [self.session_name]))
@@ -574,14 +612,3 @@ class SessionReplay:
             f" --topic {self.partition.topic} --version {point.sequence}"
             f" shows it as saved at offset {point.account.frontier}"
         )
-
-    def _can_load(self, point: CommitPoint) -> bool:
-        try:
-            self._load_session(point.account)
-        except IntegrityError:
-            return False
-        return True
-
-
-def _offset_of_point(point: CommitPoint) -> int:
-    return point.account.frontier

@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.engine.findings import tier_action
-from seriatim.engine.fold import Fold, Tally
+from seriatim.engine.fold import Fold
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch, Poison
 from seriatim.engine.offsets import Partition
@@ -31,7 +31,6 @@ from seriatim.engine.rules import tier_doubts_after_loss
 from seriatim.engine.session import FoldOutput, Session
 from seriatim.engine.table import normalize_values
 from seriatim.engine.undo import EACH_MESSAGE
-from seriatim.operations.inspect.trace_step import TraceFinding, TraceStep
 from seriatim.operations.inspect.views import copy_state, view_of_message, view_of_state
 from seriatim.stream import Stream
 
@@ -45,11 +44,62 @@ STALE_COPY: Any = object()
 """Stands for a copy of the state that has to be made again. None cannot: it means "no state"."""
 
 
+NAMES_BEFORE_FOLD = (
+    "offset",
+    "time",
+    "session",
+    "sequence",
+    "message",
+    "state",
+    "damaged",
+    "quarantined",
+)
+"""The names that a condition about a message has before the message is folded."""
+NAMES_AFTER_FOLD = ("records", "findings", "after", "outcome")
+"""The names that it has only after the message is folded."""
+
+
+class TraceFinding(Struct, frozen=True, omit_defaults=True):
+    """A finding at one message."""
+
+    finding: str
+    level: str
+    """error, warning, or counted: the tier only counts it."""
+    cause: str = ""
+
+
+class TraceStep(Struct, kw_only=True):
+    """One message of a session, and what it did to the session."""
+
+    offset: int
+    timestamp: int
+    session: str
+    sequence: int | None
+    message: Any
+    """The message as the machine takes it; `Poison` if it cannot be decoded."""
+    raw: bytes | None
+    outcome: str
+    """applied; ended, applied; waits; dropped; headless; set aside; skipped; halts."""
+    before: Any
+    """The machine's state before the message; None: there was none."""
+    after: Any
+    records: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[TraceFinding] = field(default_factory=list)
+    damaged: bool = False
+    """Whether the session is damaged after the message."""
+    quarantined: bool = False
+    """Whether the session is in quarantine after the message."""
+    was_damaged: bool = False
+    was_quarantined: bool = False
+    ended: bool = False
+
+
 class FoldSnapshot(Struct, frozen=True):
     """A copy of everything that folding changes, for `TracingFold.restore_snapshot`."""
 
     session: Session
     message_time_ms: int
+    headless_since: int
 
 
 class SessionMessage(Struct, frozen=True, gc=False):
@@ -97,20 +147,6 @@ class TracingMachine:
         return range(len(messages))
 
 
-class ResettableFold(Fold):
-    """The fold of a run, which can begin a new count of findings at any message."""
-
-    def reset(self) -> None:
-        """Forget all findings, counts and halts. A run stops at a halt; a trace goes on behind it."""
-        self.tally = Tally(self.partition)
-        self.counts = self.tally.counts
-        contradictions = self.runner.contradictions
-        self._contradictions_before = contradictions
-        self._known_contradictions = contradictions
-        self.halt = None
-        self.half_changed_sessions.clear()
-
-
 class TracingFold:
     """One session of one partition, folded on from a saved state."""
 
@@ -132,7 +168,7 @@ class TracingFold:
         self.tracing_machine = TracingMachine(runner)
         self._row_key = name.encode()
         self._has_session_field = stream.session_field is not None
-        self.fold = ResettableFold(
+        self.fold = Fold(
             partition,
             cast("Runner", self.tracing_machine),
             stream.tier,
@@ -177,13 +213,16 @@ class TracingFold:
         message_time_ms = -1
         if self.fold.expiry:
             message_time_ms = self.fold.expiry.message_time_ms
-        return FoldSnapshot(self._copy_session(self.session), message_time_ms)
+        return FoldSnapshot(
+            self._copy_session(self.session), message_time_ms, self.fold.headless_since
+        )
 
     def restore_snapshot(self, snapshot: FoldSnapshot) -> None:
         """Be as when the snapshot was taken. It can be used again."""
         self.session = self._copy_session(snapshot.session)
         # A message that failed halfway was folded after the snapshot was taken.
         self.fold.half_changed_sessions.pop(self.name, None)
+        self.fold.headless_since = snapshot.headless_since
         if self.fold.expiry:
             self.fold.expiry.message_time_ms = snapshot.message_time_ms
 
@@ -309,7 +348,7 @@ class TracingFold:
     def _fold_traced(self, session_message: SessionMessage) -> FoldOutput:
         """Fold one message through `apply`, with findings and counts of its own."""
         self._advance_time(session_message.time_before_ms)
-        self.fold.reset()
+        self.fold.begin_tally()
         self.tracing_machine.is_tracing = True
         try:
             output = self.fold.fold_batch(session_message.as_batch)
@@ -380,7 +419,7 @@ class TracingFold:
         batch = batch_of_run(run)
         while len(batch):
             self.session.is_undoable = undoable
-            self.fold.reset()
+            self.fold.begin_tally()
             output = self.fold.fold_batch(batch)
             if self._needs_undo(output, undoable=undoable):
                 return True
@@ -538,3 +577,26 @@ def batch_of_run(run: Sequence[SessionMessage]) -> MessageBatch:
         [message.key for message in run],
         [message.value for message in run],
     )
+
+
+def condition_names_after(runner: Runner, step: TraceStep) -> dict[str, Any]:
+    """The names of a condition about a message that is folded.
+
+    Names that exist before folding as well have the same values here: `state` is the state before
+    the message, and `damaged` and `quarantined` say how the session was before it.
+    """
+    finding_kinds = [finding.finding for finding in step.findings]
+    return {
+        "offset": step.offset,
+        "time": step.timestamp,
+        "session": step.session,
+        "sequence": step.sequence,
+        "message": view_of_message(runner, step.message, step.raw),
+        "state": view_of_state(runner, step.before),
+        "after": view_of_state(runner, step.after),
+        "records": step.records,
+        "findings": finding_kinds,
+        "outcome": step.outcome,
+        "damaged": step.was_damaged,
+        "quarantined": step.was_quarantined,
+    }

@@ -3,7 +3,7 @@
 Only what was folded can be folded again: a range is cut to what the ledger has, and a range of
 which nothing is left is refused.
 
-Next: operations/run_request.py checks what a person writes; operations/repair/repair.py plans and
+Next: operations/run_request.py checks what a person writes; operations/repair/damage.py plans and
 applies.
 """
 

@@ -1,29 +1,345 @@
-"""Find the damage in a stream: what has to be folded again, partition by partition.
+"""Damage: what is wrong in a stream, and what a repair would do about it. It only reads.
 
 Damage is one of these: a file that is not as committed, a session in quarantine, a range whose
-check failed, a log that was cut. What a person names in a request counts as damage too. This
-module only reads. What can be done about the damage is decided elsewhere.
+check failed, a log that was cut. What a person names in a request counts as damage too. All damage
+of one partition is repaired by one refold. Where that is refused, each damage is tried by itself.
+Damage that cannot be repaired becomes a note, which says what a person can do instead. It becomes
+an error only where a person asked for exactly that.
 
-Next: operations/repair/planner.py turns damage into the actions of a plan.
+A plan is one list of actions. Showing the plan and applying it go through the same list.
+
+Next: operations/rewind.py chooses where a refold begins; operations/repair/refold.py applies a plan.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from seriatim.engine.files import File
-from seriatim.engine.offsets import Bounds, Partition
+from seriatim.engine.findings import shell_quote
+from seriatim.engine.holes import LOSS_FINDINGS
+from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.session import Session
-from seriatim.errors import ConfigError, IntegrityError
-from seriatim.ledger.history import FileOrigin, PartitionHistory
+from seriatim.errors import ConfigError, IntegrityError, SeriatimError
+from seriatim.ledger.commit import read_head
 from seriatim.ledger.manifests import LedgerHead
-from seriatim.ledger.model import Account, Ledger
-from seriatim.operations.repair.plan import Damage, RepairRequest
-from seriatim.operations.repair.refold_rules import RefoldRequest
+from seriatim.ledger.model import Account, Change, Halt, Ledger, refuse_changed_machine
+from seriatim.operations.repair.forward import plan_forward
+from seriatim.operations.rewind import (
+    END_OFFSET,
+    FileOrigin,
+    LedgerHistory,
+    LossDetector,
+    MessageLoss,
+    PartitionHistory,
+    RefoldRequest,
+    Rewind,
+    RewindChooser,
+    lost_messages_error,
+)
 from seriatim.ports import OpenStream
 
 SESSIONS_NAMED_MAX = 5
 PARTITIONS_NAMED_MAX = 20
+RETRYABLE_HALTS = {"poison": "the message is read again"}
+"""Halts that are lifted on request, because reading again may help."""
+
+
+class RepairRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a person asked for. It is stored with the hold, so that the repair can be resumed by
+    its id.
+    """
+
+    partition: str = ""
+    """Only this partition; empty: all."""
+    session: str | None = None
+    """Only this session; None: all."""
+    start: int | None = None
+    """From this offset on."""
+    forward: bool = False
+    """Go on without what is lost."""
+    ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Backfill: the offsets that are folded again, by partition."""
+    unchanged: bool = False
+    """Backfill: the machine must make the same records as before; other records are refused."""
+
+    def to_json(self) -> str:
+        """The request as it is stored with the hold."""
+        return msgspec.json.encode(self, order="deterministic").decode()
+
+    @classmethod
+    def from_json(cls, text: str) -> RepairRequest:
+        """The request that was stored with a hold. An empty text is a request for everything."""
+        if not text:
+            return cls()
+        return msgspec.json.decode(text, type=cls)
+
+    @property
+    def is_unrestricted(self) -> bool:
+        """Whether nothing is named except a partition: the repair itself looks for damage."""
+        return self == RepairRequest(partition=self.partition)
+
+    def to_command(self, stream: str) -> str:
+        """What a person would type for this request."""
+        if self.ranges:
+            machine_option = " --machine unchanged" if self.unchanged else ""
+            ranges = ", ".join(
+                f"{partition} [{start}, {until})"
+                for partition, (start, until) in sorted(self.ranges.items())
+            )
+            return f"seriatim backfill {stream}{machine_option}, of {ranges}"
+        command = f"seriatim repair {stream}"
+        if self.partition:
+            command += f" --partition {self.partition}"
+        if self.session is not None:
+            command += f" --session {shell_quote(self.session)}"
+        if self.start is not None:
+            command += f" --from {self.start}"
+        if self.forward:
+            command += " --forward"
+        return command
+
+
+class Hold(Struct, frozen=True):
+    """A repair that holds partitions: it is at work, or it died."""
+
+    id: str
+    partitions: tuple[Partition, ...]
+    request: RepairRequest
+
+    def describe(self, stream: str) -> dict[str, str]:
+        """For people: what the repair was asked to do, and what to do about it if it died."""
+        return {
+            "held": ", ".join(map(str, self.partitions)),
+            "asked": self.request.to_command(stream),
+            "go on": f"seriatim repair {stream} --resume {self.id}",
+            "give up": f"seriatim repair {stream} --abandon {self.id}",
+        }
+
+
+class Damage(Struct, frozen=True, kw_only=True):
+    """One thing that is wrong in a partition, and the refold that would repair it alone."""
+
+    request: RefoldRequest
+    damaged_until: int = -1
+    """Where the damage itself ends, if that is before `request.until`: the refold of a few sessions
+    goes on to the frontier, and this is cheap.
+    """
+    rebuilds_state: bool = False
+    """Whether all state is made again."""
+
+
+def merge_damages(damages: Sequence[Damage]) -> Damage:
+    """All damages of one partition as one, from the first to the last of them."""
+    if len(damages) == 1:
+        return damages[0]
+    ends: list[int] = []
+    for damage in damages:
+        if damage.damaged_until >= 0:
+            ends.append(damage.damaged_until)
+        else:
+            ends.append(damage.request.until)
+    distinct_reasons = dict.fromkeys(damage.request.reason for damage in damages)
+    merged_request = RefoldRequest(
+        partition=damages[0].request.partition,
+        start=min(damage.request.start for damage in damages),
+        until=max(ends),
+        reason="; ".join(distinct_reasons),
+    )
+    rebuilds_state = any(damage.rebuilds_state for damage in damages)
+    return Damage(request=merged_request, rebuilds_state=rebuilds_state)
+
+
+class RefoldAction(Struct, frozen=True):
+    """A range is rewound and folded again."""
+
+    rewind: Rewind
+
+    @property
+    def partition(self) -> Partition:
+        """The partition that is folded again."""
+        return self.rewind.partition
+
+
+class LiftHaltAction(Struct, frozen=True):
+    """A halted partition goes on: what it waited for is there now, or is tried again."""
+
+    partition: Partition
+    halt: Halt
+    reason: str
+
+
+class ForwardAction(Struct, frozen=True):
+    """A halted partition goes on after messages that are lost. The gap is published."""
+
+    halt: Halt
+    change: Change
+
+    @property
+    def partition(self) -> Partition:
+        """The partition that goes on."""
+        return self.change.partition
+
+    @property
+    def passed_range(self) -> OffsetRange:
+        """The offsets that are lost."""
+        return OffsetRange(self.change.frontier, self.change.until)
+
+
+class RebuildStateAction(Struct, frozen=True):
+    """A partition goes on with state that is rebuilt from its records, because state files are
+    damaged and Kafka no longer has the messages that made them.
+    """
+
+    partition: Partition
+    frontier: int
+    reason: str
+
+
+RepairAction = RefoldAction | LiftHaltAction | ForwardAction | RebuildStateAction
+
+
+class RepairPlan(Struct, frozen=True, kw_only=True):
+    """What a repair would do."""
+
+    stream: str
+    request: RepairRequest
+    sequence: int
+    """The ledger entry as of which the plan was made."""
+    approval: str
+    """Changes whenever an epoch or a halt of the partitions does: an older approval is void."""
+    actions: tuple[RepairAction, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What is damaged and cannot be repaired by this plan, and what to do instead."""
+    deleted_files: tuple[str, ...] = ()
+    """Damaged files that are deleted: nothing needs them but a look back."""
+    resumed_hold: str | None = None
+    """The hold of an earlier attempt that this plan goes on from."""
+
+    held_partitions: tuple[Partition, ...] = ()
+    """The partitions that the earlier attempt holds."""
+
+    holds: tuple[Hold, ...] = ()
+    """All holds on what was asked for, also that of the earlier attempt."""
+
+    history: LedgerHistory | None = None
+    """What was read for the plan. Who applies it reads only what came since."""
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions that the plan changes, and those that an earlier attempt holds."""
+        changed_partitions = {action.partition for action in self.actions}
+        return sorted(changed_partitions.union(self.held_partitions))
+
+    @property
+    def blocking_holds(self) -> list[Hold]:
+        """Holds of other repairs on the plan's partitions: it replaces none of them."""
+        partitions = set(self.partitions)
+        return [
+            hold
+            for hold in self.holds
+            if hold.id != self.resumed_hold and partitions.intersection(hold.partitions)
+        ]
+
+
+def compute_approval(ledger: Ledger, request: RepairRequest, partitions: list[Partition]) -> str:
+    """What an approval is tied to: the request, and the epochs and halts of the partitions that it
+    changes.
+    """
+    conditions: list[tuple[str, int, Halt | None]] = []
+    for partition_name in sorted({str(partition) for partition in partitions}):
+        account = ledger.partitions[partition_name]
+        conditions.append((partition_name, account.epoch, account.halt))
+    content = msgspec.json.encode((request.to_json(), conditions), order="deterministic")
+    return sha256(content).hexdigest()[:16]
+
+
+# Planning
+
+
+def plan_repair(
+    open_stream: OpenStream,
+    request: RepairRequest,
+    head: LedgerHead | None = None,
+    suspects: frozenset[str] = frozenset(),
+    history: LedgerHistory | None = None,
+) -> RepairPlan:
+    """What a repair would do, as of now. It changes nothing.
+
+    1. Read the history, or what came since it was read. Then look for holds: if a repair died, a
+       request that names nothing takes over its request.
+    2. Find the damage and choose the actions.
+    3. Put the plan together.
+
+    With `head`, the plan is made under a hold, and other holds are not looked for. `suspects` are
+    files that an earlier attempt at this repair found to be damaged.
+    """
+    stream_name = open_stream.stream.name
+    # 1. The history and the holds.
+    history = history or LedgerHistory(open_stream.ledger, stream_name)
+    holds: list[Hold] = []
+    if head is None:
+        # The history comes before the head, whose manifest then need not be read again.
+        history.read_on()
+        head = require_repairable_head(open_stream)
+        history.read_on(head.ledger.sequence)
+        holds = _holds_of_request(history, head.ledger, request)
+    else:
+        history.read_on(head.ledger.sequence)
+    unfinished_hold = _unfinished_hold(holds, request)
+    if unfinished_hold is not None:
+        request = unfinished_hold.request
+    if request.unchanged:
+        refuse_changed_machine(head.ledger, open_stream.runner.state_version)
+    # 2. The damage, and what to do about it.
+    planner = RepairPlanner(open_stream, head, history, suspects)
+    try:
+        planner.plan_actions(request)
+    except SeriatimError as error:
+        if unfinished_hold is not None:
+            give_up = unfinished_hold.describe(stream_name)["give up"]
+            error.next += (
+                f"\nor give up repair {unfinished_hold.id}, which asked for this: {give_up}"
+            )
+        raise
+    # 3. The plan.
+    actions = planner.actions
+    deleted_files: list[str] = []
+    if request == RepairRequest():
+        deleted_files = planner.unneeded_damaged_files()
+    partitions = sorted({action.partition for action in actions})
+    plan = RepairPlan(
+        stream=stream_name,
+        request=request,
+        sequence=head.ledger.sequence,
+        approval=compute_approval(head.ledger, request, partitions),
+        actions=tuple(actions),
+        notes=tuple(planner.notes),
+        deleted_files=tuple(deleted_files),
+        holds=tuple(holds),
+        history=history,
+    )
+    for hold in holds:
+        if hold.request == request:
+            return replace(plan, resumed_hold=hold.id, held_partitions=hold.partitions)
+    return plan
+
+
+def require_repairable_head(open_stream: OpenStream) -> LedgerHead:
+    """The head of the ledger. A stream that was never run has nothing to repair."""
+    stream_name = open_stream.stream.name
+    head = read_head(open_stream.ledger, stream_name)
+    if head is None:
+        raise ConfigError(
+            f"{stream_name}: it was never run, so there is nothing to decide",
+            next=f"seriatim run {stream_name}",
+        )
+    return head
 
 
 def require_known_partition(ledger: Ledger, name: str) -> Partition:
@@ -39,58 +355,129 @@ def require_known_partition(ledger: Ledger, name: str) -> Partition:
     return partition
 
 
-class DamageSearch:
-    """Looks for the damage in one stream, as of one entry of its ledger."""
+def _holds_of_request(history: LedgerHistory, ledger: Ledger, request: RepairRequest) -> list[Hold]:
+    """The holds on partitions that a request may change, oldest first."""
+    holds: list[Hold] = []
+    for hold_id, stored_request in history.requests_by_hold.items():
+        partitions = held_partitions(ledger, hold_id)
+        if not partitions:
+            continue
+        hold = Hold(hold_id, tuple(partitions), RepairRequest.from_json(stored_request))
+        concerns_partition = not request.partition or request.partition in map(str, partitions)
+        if concerns_partition or hold.request == request:
+            holds.append(hold)
+    return holds
+
+
+def _unfinished_hold(holds: Sequence[Hold], request: RepairRequest) -> Hold | None:
+    """The hold of a repair that died, if the request names nothing of its own."""
+    if not request.is_unrestricted:
+        return None
+    return next((hold for hold in holds if hold.request != request), None)
+
+
+def held_partitions(ledger: Ledger, hold: str) -> list[Partition]:
+    """The partitions that a repair holds."""
+    return [
+        partition
+        for partition in ledger.known_partitions()
+        if ledger.partitions[str(partition)].hold == hold
+    ]
+
+
+def request_of_hold(open_stream: OpenStream, hold: str) -> RepairRequest:
+    """What the repair of this id was asked to do. An id that holds nothing is refused."""
+    stream_name = open_stream.stream.name
+    history = LedgerHistory(open_stream.ledger, stream_name)
+    history.read_on()
+    ledger = require_repairable_head(open_stream).ledger
+    if held_partitions(ledger, hold):
+        return RepairRequest.from_json(history.requests_by_hold[hold])
+    hold_ids = {account.hold for account in ledger.partitions.values() if account.hold}
+    raise ConfigError(
+        f"{stream_name}: no partition is held by {hold!r}: it is done, given up, or was taken over",
+        held=", ".join(sorted(hold_ids)) or "nobody holds anything",
+        next=f"`seriatim status {stream_name}` shows holds",
+    )
+
+
+class RepairPlanner:
+    """Finds the damage of one stream as of one ledger entry, and turns it into actions and notes.
+
+    Its methods come in this order: what is planned; what a person named; the damage of a partition;
+    the refold of a damage; partitions that wait; files that no refold can replace.
+    """
 
     def __init__(
         self,
         open_stream: OpenStream,
         head: LedgerHead,
-        bounds: Mapping[Partition, Bounds],
-        histories: Mapping[Partition, PartitionHistory],
+        history: LedgerHistory,
         suspects: frozenset[str] = frozenset(),
     ) -> None:
         self.open_stream = open_stream
-        self.stream = open_stream.stream
+        self.stream_name = open_stream.stream.name
+        self.joiner = open_stream.joiner
         self.head = head
         self.ledger = head.ledger
-        self.bounds = bounds
-        self.histories = histories
+        self.history = history
+        self.bounds = open_stream.log.bounds(open_stream.stream.topics)
         self.suspects = suspects
         """Paths of files that an earlier attempt at this repair could not read."""
+        self.active_paths = open_stream.ledger.active_paths(head)
+        self.actions: list[RepairAction] = []
+        self.notes: list[str] = []
+        """What cannot be repaired, and what to do instead, as texts for people."""
+        self._recreated: set[Partition] = set()
+        """Partitions whose topic was created again: nothing of them can be folded."""
+        self._checked_files: dict[str, str] = {}
+        """State files that were checked, and what is wrong with each (empty: nothing). Saved states
+        share their oldest files, so the same file comes up again and again.
+        """
+
+    def plan_actions(self, request: RepairRequest) -> None:
+        """Decide about a request: the actions, and the notes about what cannot be repaired.
+
+        1. Note the damaged files that no refold can bring back.
+        2. Plan the refolds: of what the request names, or of the damage that was found.
+        3. Decide about the partitions that wait.
+
+        A refusal of something that the request names is raised.
+        """
+        named_refolds = self._refolds_of_request(request)
+        # 1. The files that no refold can bring back.
+        if not named_refolds and not request.partition:
+            self._note_unrecoverable_files()
+        # 2. The refolds.
+        for refold in named_refolds:
+            # A range that a person named is widened by the suspect files in its partition.
+            damages = [Damage(request=refold)]
+            damages += self._damaged_record_files(refold.partition, self.suspects)
+            self.actions.append(self._refold(damages))
+        if not named_refolds:
+            # A digest means reading the whole file: that is done only where a person named the
+            # partition. Otherwise the size of a file has to do, except for suspect files.
+            check_digests = bool(request.partition)
+            for partition in self._partitions_of_request(request):
+                damages = self._damages_of_partition(partition, check_digests=check_digests)
+                if damages:
+                    self._repair_partition(damages, forward=request.forward)
+        # 3. The partitions that wait.
+        if not request.ranges and request.session is None:
+            self._plan_halts(request)
 
     def account(self, partition: Partition) -> Account:
         """The account of a partition that the ledger knows."""
         return self.ledger.partitions[str(partition)]
 
-    # The request of a person
+    # What a person named
 
-    def partitions_of_request(self, request: RepairRequest) -> list[Partition]:
+    def _partitions_of_request(self, request: RepairRequest) -> list[Partition]:
         """The partitions that a request is about. A partition that was never read is refused."""
-        if not request.partition:
-            known_partitions = self.ledger.known_partitions()
-            return [p for p in known_partitions if not self.account(p).retired]
-        return [require_known_partition(self.ledger, request.partition)]
-
-    def damages_by_partition(self, request: RepairRequest) -> Iterator[list[Damage]]:
-        """What has to be folded again: one list for each partition that has any damage.
-
-        A range that a person named is widened by the suspect files in its partition. If nothing
-        was named, the partitions of the request are searched.
-        """
-        named_refolds = self._refolds_of_request(request)
-        for refold in named_refolds:
-            suspect_files = self._damaged_record_files(refold.partition, self.suspects)
-            yield [Damage(request=refold), *suspect_files]
-        if named_refolds:
-            return
-        # A digest means reading the whole file: that is done only where a person named the
-        # partition. Otherwise the size of a file has to do, except for suspect files.
-        check_digests = bool(request.partition)
-        for partition in self.partitions_of_request(request):
-            damages = self._damages_of_partition(partition, check_digests=check_digests)
-            if damages:
-                yield damages
+        if request.partition:
+            return [require_known_partition(self.ledger, request.partition)]
+        known_partitions = self.ledger.known_partitions()
+        return [p for p in known_partitions if not self.account(p).retired]
 
     def _refolds_of_request(self, request: RepairRequest) -> list[RefoldRequest]:
         """The ranges that a person named: of a backfill, of a session, or from an offset on."""
@@ -101,12 +488,12 @@ class DamageSearch:
                 RefoldRequest(partition=partition, start=start, until=until, reason="backfill")
             )
         if request.start is not None or request.session is not None:
-            refolds.append(self._refold_of_named_session_or_offset(request))
+            refolds.append(self._refold_of_session_or_offset(request))
         return refolds
 
-    def _refold_of_named_session_or_offset(self, request: RepairRequest) -> RefoldRequest:
+    def _refold_of_session_or_offset(self, request: RepairRequest) -> RefoldRequest:
         """The refold of a session, or of a partition from an offset on, up to the frontier."""
-        partition = self._partition_of_named_session_or_offset(request)
+        partition = self._partition_of_session_or_offset(request)
         account = self.account(partition)
         start = request.start
         sessions = None
@@ -117,12 +504,12 @@ class DamageSearch:
                 start = _damage_offset_of_session(session)
         if start is None:
             raise ConfigError(
-                f"{self.stream.name}: nothing is known to be wrong with session {request.session!r}",
+                f"{self.stream_name}: nothing is known to be wrong with session {request.session!r}",
                 next="say from which offset on it is to be folded again: --from OFFSET",
             )
         if not account.initial_frontier <= start < account.frontier:
             raise ConfigError(
-                f"{self.stream.name}: --from {start} is not within what was folded of {partition}",
+                f"{self.stream_name}: --from {start} is not within what was folded of {partition}",
                 allowed=f"{account.initial_frontier} to {account.frontier - 1}",
                 next="choose an offset that was folded; `seriatim run` folds what comes after",
             )
@@ -140,75 +527,64 @@ class DamageSearch:
         session = self.open_stream.open_state().load(state_files, (name,)).get(name)
         if session is None:
             raise ConfigError(
-                f"{self.stream.name}: there is no session {name!r} in {partition}",
-                next=f"`seriatim state {self.stream.name} SESSION` looks for sessions",
+                f"{self.stream_name}: there is no session {name!r} in {partition}",
+                next=f"`seriatim state {self.stream_name} SESSION` looks for sessions",
             )
         return session
 
-    def _partition_of_named_session_or_offset(self, request: RepairRequest) -> Partition:
+    def _partition_of_session_or_offset(self, request: RepairRequest) -> Partition:
         """The partition that was named, or the one in which the named session lives."""
         if request.partition:
-            return self.partitions_of_request(request)[0]
+            return require_known_partition(self.ledger, request.partition)
         if request.session is None:
             raise ConfigError(
-                f"{self.stream.name}: --from needs to know where",
+                f"{self.stream_name}: --from needs to know where",
                 next="add --partition TOPIC/NUMBER, or --session NAME",
             )
         state = self.open_stream.open_state()
-        homes = [
-            partition
-            for partition in self.ledger.known_partitions()
-            if state.find_names(self.account(partition).state, [request.session])
-        ]
+        homes: list[Partition] = []
+        for partition in self.ledger.known_partitions():
+            if state.find_names(self.account(partition).state, [request.session]):
+                homes.append(partition)
         if not homes:
             raise ConfigError(
-                f"{self.stream.name}: there is no session {request.session!r}",
-                next=f"check the name; `seriatim status {self.stream.name}` lists the sessions in"
+                f"{self.stream_name}: there is no session {request.session!r}",
+                next=f"check the name; `seriatim status {self.stream_name}` lists the sessions in"
                 " quarantine",
             )
         if len(homes) > 1:
             raise ConfigError(
-                f"{self.stream.name}: session {request.session!r} lives in {len(homes)} partitions:"
+                f"{self.stream_name}: session {request.session!r} lives in {len(homes)} partitions:"
                 f" {', '.join(map(str, homes))}",
                 next="say which with --partition TOPIC/NUMBER; `seriatim state` looks at sessions",
             )
         return homes[0]
 
-    # The damage of one partition
+    # The damage of a partition
 
     def _damages_of_partition(self, partition: Partition, *, check_digests: bool) -> list[Damage]:
         """All damage of a partition: its record files, its checks, its log, its state."""
         account = self.account(partition)
-        damaged_state_files = self.open_stream.joiner.find_damaged_files(account.state)
+        state_damage = self._describe_state_damage(account)
         damages = self._damaged_record_files(
             partition, self._suspect_paths(), check_all_files=True, check_digests=check_digests
         )
         damages += self._failed_checks(partition)
-        if self.is_log_cut(partition):
-            damages.append(self._cut_log_damage(partition))
-        if damaged_state_files:
-            path, defect = next(iter(damaged_state_files.items()))
-            reason = f"state file {path}: {defect}"
-            frontier = account.frontier
-            damages.append(
-                _damage_of_range(partition, frontier, frontier, reason, rebuilds_state=True)
+        if self._is_log_cut(partition):
+            frontier = self._frontier_after_refold(account, self.bounds[partition])
+            reason = f"the log was cut at offset {frontier}"
+            damages.append(_damage_of_range(partition, frontier, account.frontier, reason))
+        if state_damage:
+            damage = _damage_of_range(
+                partition, account.frontier, account.frontier, f"state file {state_damage}"
             )
+            damages.append(replace(damage, rebuilds_state=True))
         elif account.quarantined:
             # Only where the state is intact: which sessions are in quarantine stands in it.
             damages += self._quarantined_sessions(partition)
         return damages
 
-    def _cut_log_damage(self, partition: Partition) -> Damage:
-        """What was folded beyond the end of a log that was cut."""
-        account = self.account(partition)
-        end = min(self.bounds[partition].log_end, account.frontier)
-        if account.halt is not None and account.halt.log_end >= 0:
-            # Producers may have written again since the halt. What counts is where the cut was.
-            end = min(self.bounds[partition].log_end, account.halt.log_end)
-        reason = f"the log was cut at offset {end}"
-        return _damage_of_range(partition, end, account.frontier, reason)
-
-    def is_log_cut(self, partition: Partition) -> bool:
+    def _is_log_cut(self, partition: Partition) -> bool:
         """Whether the log ends before what was folded, or did when the partition halted."""
         account = self.account(partition)
         bounds = self.bounds.get(partition)
@@ -216,6 +592,15 @@ class DamageSearch:
             return False
         halted_by_cut = account.halt is not None and account.halt.finding == "truncated"
         return halted_by_cut or bounds.log_end < account.frontier
+
+    def _frontier_after_refold(self, account: Account, bounds: Bounds) -> int:
+        """The frontier of a partition; if its log was cut, the end of what was not cut."""
+        frontier = min(account.frontier, bounds.log_end)
+        halt = account.halt
+        if halt is not None and halt.finding == "truncated" and halt.log_end >= 0:
+            # Producers may have written again since the halt. What counts is where the cut was.
+            frontier = min(frontier, halt.log_end)
+        return frontier
 
     def _quarantined_sessions(self, partition: Partition) -> list[Damage]:
         """The sessions in quarantine, as one damage: only they are folded again."""
@@ -265,13 +650,18 @@ class DamageSearch:
         Suspect files are always checked by their digest. All other files are checked only with
         `check_all_files`: by their digest with `check_digests`, else by their size.
         """
-        joiner = self.open_stream.joiner
-        origins = self._record_files_of_current_topic(partition)
+        history = self.history.of_partition(partition)
+        topic_id = self.account(partition).topic_id
+        origins: dict[str, FileOrigin] = {}
+        for origin in (*self._active_files(history), *history.other_record_files.values()):
+            # Files of a topic that was deleted cannot be made again.
+            if origin.topic_id == topic_id:
+                origins[origin.file.path] = origin
         suspect_files = [origins[path].file for path in suspects if path in origins]
-        damaged = joiner.find_damaged_files(suspect_files)
+        damaged = self.joiner.find_damaged_files(suspect_files)
         if check_all_files:
             all_files = [origin.file for origin in origins.values()]
-            damaged |= joiner.find_damaged_files(all_files, check_digests=check_digests)
+            damaged |= self.joiner.find_damaged_files(all_files, check_digests=check_digests)
         damages: list[Damage] = []
         for path, defect in sorted(damaged.items()):
             origin = origins[path]
@@ -279,69 +669,336 @@ class DamageSearch:
             damages.append(_damage_of_range(partition, origin.start, origin.until, reason))
         return damages
 
-    def _record_files_of_current_topic(self, partition: Partition) -> dict[str, FileOrigin]:
-        """The partition's record files in all tables, without those of a topic that was deleted."""
-        history = self.histories[partition]
-        topic_id = self.account(partition).topic_id
-        origins = self._active_record_files(history)
-        origins += history.other_record_files.values()
-        return {origin.file.path: origin for origin in origins if origin.topic_id == topic_id}
-
-    def _active_record_files(self, history: PartitionHistory) -> list[FileOrigin]:
+    def _active_files(self, history: PartitionHistory) -> list[FileOrigin]:
         """The record files of a partition that are in the table of records now."""
-        return [
-            history.record_files[path]
-            for path in self._active_paths()
-            if path in history.record_files
-        ]
-
-    def _active_paths(self) -> set[str]:
-        return self.open_stream.ledger.active_paths(self.head)
+        origins = history.record_files
+        return [origins[path] for path in self.active_paths if path in origins]
 
     def _suspect_paths(self) -> set[str]:
         """Files that verify found to differ, or that a refold could not read."""
         return {*self.open_stream.ledger.differing_files(), *self.suspects}
 
+    def _describe_state_damage(self, account: Account) -> str:
+        """What is wrong with the state files of an account; empty: they are as committed."""
+        unchecked_files = [file for file in account.state if file.path not in self._checked_files]
+        damaged = self.joiner.find_damaged_files(unchecked_files)
+        for file in unchecked_files:
+            self._checked_files[file.path] = damaged.get(file.path, "")
+        texts: list[str] = []
+        for file in account.state:
+            defect = self._checked_files[file.path]
+            if defect:
+                texts.append(f"{file.path}: {defect}")
+        return "; ".join(texts)
+
+    # The refold of a damage
+
+    def _repair_partition(self, damages: Sequence[Damage], *, forward: bool) -> None:
+        """Plan the actions for the damage that was found in one partition."""
+        partition = damages[0].request.partition
+        recreated = self._recreated_topic_error(partition)
+        if recreated is not None:
+            self.notes.append(recreated.render())
+            self._recreated.add(partition)
+            return
+        self.actions += self._actions_for_damages(damages, forward=forward)
+
+    def _actions_for_damages(
+        self, damages: Sequence[Damage], *, forward: bool
+    ) -> list[RepairAction]:
+        """One action for all damages, or for those that can be repaired together.
+
+        Every damage that cannot be repaired is noted. Nothing comes back if none can.
+        """
+        try:
+            return [self._refold(damages, follows_cut_log=True)]
+        except IntegrityError as error:
+            refusal = error
+        if len(damages) == 1:
+            if forward and self._can_rebuild_state(damages[0]):
+                refold = damages[0].request
+                return [RebuildStateAction(refold.partition, refold.until, refold.reason)]
+            self._note_refusal(damages, refusal)
+            return []
+        # All together they are refused. Each is tried by itself: this notes those that fail.
+        repairable = [
+            damage for damage in damages if self._actions_for_damages([damage], forward=forward)
+        ]
+        if not repairable:
+            return []
+        if len(repairable) < len(damages):
+            return self._actions_for_damages(repairable, forward=forward)
+        # Each can be repaired alone, but they cannot be repaired together.
+        self._note_refusal(damages, refusal)
+        return []
+
+    def _note_refusal(self, damages: Sequence[Damage], refusal: IntegrityError) -> None:
+        facts = {"damage": merge_damages(damages).request.reason, **refusal.fields}
+        note = IntegrityError(refusal.message, next=refusal.next, **facts)
+        self.notes.append(note.render())
+
+    def _refold(self, damages: Sequence[Damage], *, follows_cut_log: bool = False) -> RefoldAction:
+        """One refold for all damages of a partition. Raises `IntegrityError` if it is refused.
+
+        `follows_cut_log`: if the log was cut, the partition goes back to its end; without this a
+        cut log is refused.
+        """
+        damage = merge_damages(damages)
+        rewind = self._choose_rewind(damage, follows_cut_log=follows_cut_log)
+        self._refuse_files_written_by_others(rewind)
+        if damage.rebuilds_state:
+            self._refuse_compacted(rewind)
+        return RefoldAction(rewind)
+
+    def _choose_rewind(self, damage: Damage, *, follows_cut_log: bool) -> Rewind:
+        """Where the refold begins and ends. Raises `IntegrityError` if what it needs is gone."""
+        request = damage.request
+        partition = request.partition
+        account = self.account(partition)
+        bounds = self._checked_bounds(partition)
+        frontier = self._frontier_after_refold(account, bounds)
+        is_log_cut = frontier < account.frontier
+        if is_log_cut and not follows_cut_log:
+            raise self._cut_log_error(partition, account, frontier)
+        start = min(request.start, frontier)
+        until = min(max(request.until, start), frontier)
+        is_state_damaged = bool(self._describe_state_damage(account))
+        rebuilds_state = damage.rebuilds_state or is_log_cut or is_state_damaged
+        request = replace(
+            request,
+            start=start,
+            until=until,
+            sessions=None if rebuilds_state else request.sessions,
+        )
+        history = self.history.of_partition(partition)
+        chooser = RewindChooser(account, bounds.log_start, history, self._describe_state_damage)
+        base = chooser.find_base(start)
+        if base.point is None:
+            if base.expired_offset < 0:
+                raise self._no_state_error(partition, start, base.damage)
+            raise lost_messages_error(
+                self.stream_name,
+                partition,
+                f"it would begin at offset {base.expired_offset}, and Kafka has nothing before"
+                f" offset {bounds.log_start}:"
+                f" [{base.expired_offset}, {bounds.log_start}) is gone",
+                is_halted=account.halt is not None or is_state_damaged,
+            )
+        rewind = chooser.rewind(request, base.point.account, base.point.sequence, frontier)
+        commit_points = history.commit_points(until, frontier)
+        return replace(
+            rewind,
+            commit_offsets=tuple(point.account.frontier for point in commit_points),
+            rebuilds_state=rebuilds_state,
+        )
+
+    def _checked_bounds(self, partition: Partition) -> Bounds:
+        """The bounds of a partition. A topic that is gone, or was created again, is refused."""
+        bounds = self.bounds.get(partition)
+        if bounds is None:
+            loss = "its topic is not in Kafka, or matches no more"
+            raise lost_messages_error(self.stream_name, partition, loss)
+        recreated = self._recreated_topic_error(partition)
+        if recreated is not None:
+            raise recreated
+        return bounds
+
+    def _recreated_topic_error(self, partition: Partition) -> ConfigError | None:
+        """The error that says that a topic was created again; None if it was not.
+
+        Nothing of such a partition can be folded again.
+        """
+        bounds = self.bounds.get(partition)
+        if bounds is None or bounds.topic_id == self.account(partition).topic_id:
+            return None
+        return ConfigError(
+            f"{self.stream_name}: topic {partition.topic} was made again: what was folded cannot be"
+            " read any more",
+            next=f'seriatim accept {self.stream_name} {partition.topic} --because "…" begins its'
+            " new life",
+        )
+
+    def _cut_log_error(self, partition: Partition, account: Account, end: int) -> IntegrityError:
+        return IntegrityError(
+            f"{self.stream_name}: {partition} cannot be folded again: its log was cut at offset"
+            f" {end}, and it was folded up to {account.frontier}",
+            next="first follow the log back to where it ends:"
+            f" seriatim repair {self.stream_name} --partition {partition}",
+        )
+
+    def _no_state_error(self, partition: Partition, start: int, damage: str) -> IntegrityError:
+        return IntegrityError(
+            f"{self.stream_name}: {partition} cannot be folded again: no state at or before"
+            f" offset {start} is as committed",
+            cause=damage[:600],
+            next="restore one of these files from a backup, then repair again",
+        )
+
+    def _refuse_files_written_by_others(self, rewind: Rewind) -> None:
+        """Refuse a refold of records that another program moved into files of its own.
+
+        Such a file holds records of several partitions, so it cannot be replaced for one of them.
+        """
+        files = self._files_written_by_others()
+        if self._have_records_of(files, rewind.partition, rewind.start):
+            raise _rewritten_files_error(self.stream_name, rewind.partition, files)
+
+    def _files_written_by_others(self) -> list[File]:
+        """Files in the table that no entry of the ledger made."""
+        known_paths: set[str] = set()
+        for history in self.history.partitions.values():
+            known_paths.update(history.record_files)
+        if self.active_paths <= known_paths:
+            return []
+        active_files = self.open_stream.ledger.active_files(self.head)
+        return [file for file in active_files if file.path not in known_paths]
+
+    def _have_records_of(self, files: list[File], partition: Partition, start: int) -> bool:
+        """Whether files of other programs have records of a partition from an offset on."""
+        if not files:
+            return False
+        partition_life = (partition, self.account(partition).topic_id)
+        return self.joiner.has_records_in(files, OffsetRange(start, END_OFFSET), partition_life)
+
+    def _refuse_compacted(self, rewind: Rewind) -> None:
+        """Refuse to fold state again from a log out of whose middle compaction took messages.
+
+        The log start does not show this, so the range is read. Only a topic that is compacted can
+        lose messages in this way.
+        """
+        partition = rewind.partition
+        past_reader = self.open_stream.past_reader
+        if not past_reader.is_compacted(partition.topic):
+            return
+        losses: list[MessageLoss] = []
+        proofs = self.history.of_partition(partition).slice_proofs()
+        detector = LossDetector(partition, proofs, past_reader)
+        for _ in detector.read_and_detect(rewind.read_range, losses.append):
+            if losses:
+                break
+        if losses:
+            raise lost_messages_error(self.stream_name, partition, str(losses[0]), is_halted=True)
+
+    def _can_rebuild_state(self, damage: Damage) -> bool:
+        """Whether lost state can be rebuilt from the records.
+
+        The topic must still exist, its log must not have been cut, and no other program may have
+        rewritten the records of the partition.
+        """
+        partition = damage.request.partition
+        if not damage.rebuilds_state or partition not in self.bounds:
+            return False
+        if self._is_log_cut(partition):
+            return False
+        return not self._have_records_of(self._files_written_by_others(), partition, 0)
+
+    # Partitions that wait
+
+    def _plan_halts(self, request: RepairRequest) -> None:
+        """Decide about every partition of the request that is halted."""
+        refolded_partitions = {action.partition for action in self.actions}
+        for partition in self._partitions_of_request(request):
+            halt = self.account(partition).halt
+            if halt is None or partition in self._recreated:
+                continue
+            if halt.finding == "truncated" and partition in refolded_partitions:
+                continue  # The refold ends where the log ends, and this lifts the halt.
+            try:
+                self.actions.append(self._action_for_halt(partition, halt, request))
+            except SeriatimError as error:
+                if request.forward and request.partition:
+                    raise
+                self.notes.append(error.render())
+
+    def _action_for_halt(
+        self, partition: Partition, halt: Halt, request: RepairRequest
+    ) -> LiftHaltAction | ForwardAction:
+        """How a halted partition goes on. Raises `IntegrityError` if a person must decide first."""
+        account = self.account(partition)
+        bounds = self.bounds.get(partition)
+        first_readable = self._first_readable_offset(partition)
+        if not request.forward and bounds is not None:
+            if halt.finding in RETRYABLE_HALTS:
+                return LiftHaltAction(partition, halt, RETRYABLE_HALTS[halt.finding])
+            if halt.finding in ("gap", "expired") and first_readable == account.frontier:
+                return LiftHaltAction(partition, halt, f"offset {first_readable} can be read now")
+        change = plan_forward(self.stream_name, partition, account, bounds, first_readable)
+        if request.forward:
+            return ForwardAction(halt, change)
+        raise self._decision_needed_error(halt, change)
+
+    def _decision_needed_error(self, halt: Halt, change: Change) -> IntegrityError:
+        """A person must decide whether a halted partition goes on without what is lost."""
+        partition = change.partition
+        lost = OffsetRange(change.frontier, change.until)
+        lost_text = ""
+        if len(lost):
+            count_text = "1 offset" if len(lost) == 1 else f"{len(lost)} offsets"
+            lost_text = f"no longer in Kafka: {count_text} {lost}"
+        return IntegrityError(
+            f"{self.stream_name}: {partition} waits at offset {change.frontier}: {halt.finding}",
+            cause=halt.cause,
+            lost=lost_text,
+            next="restore them if you have them elsewhere; or go on without them, with the gap"
+            " published:\n"
+            f"seriatim repair {self.stream_name} --partition {partition} --forward",
+        )
+
+    def _first_readable_offset(self, partition: Partition) -> int | None:
+        """The first offset from the frontier on that can be read, or is missing for a good reason.
+
+        None if the topic is gone or created again, or if nothing lies behind the frontier.
+        """
+        account = self.account(partition)
+        bounds = self.bounds.get(partition)
+        if bounds is None or bounds.topic_id != account.topic_id:
+            return None
+        if bounds.log_end <= account.frontier:
+            return None
+        start = max(account.frontier, bounds.log_start)
+        batches = self.open_stream.past_reader.read(partition, OffsetRange(start, bounds.log_end))
+        first_batch = next(iter(batches), None)
+        first_message = bounds.log_end if first_batch is None else first_batch.start
+        if first_message == start:
+            return start
+        # Transaction markers and compacted messages leave holes that are no loss.
+        hole = OffsetRange(start, first_message)
+        lost_ends: list[int] = []
+        for piece, cause in self.open_stream.explain(partition, hole):
+            if cause in LOSS_FINDINGS:
+                lost_ends.append(piece.end)
+        return max(lost_ends, default=start)
+
     # Files that no refold can replace, and files that nothing needs
 
-    def unrecoverable_file_notes(self) -> list[str]:
-        """What to do about damaged files that Kafka cannot give back.
+    def _note_unrecoverable_files(self) -> None:
+        """Note what to do about damaged files that Kafka cannot give back.
 
         Those are files of a partition that is retired, and of a topic that was deleted and
         created again.
         """
-        notes: list[str] = []
-        for partition, history in self.histories.items():
+        for partition, history in self.history.partitions.items():
             account = self.account(partition)
             files = [
                 origin.file
-                for origin in self._active_record_files(history)
+                for origin in self._active_files(history)
                 if account.retired or origin.topic_id != account.topic_id
             ]
             cause = "it is of an earlier life of its topic"
             if account.retired:
                 cause = "its partition is retired"
-            damaged = self.open_stream.joiner.find_damaged_files(files, check_digests=False)
+            damaged = self.joiner.find_damaged_files(files, check_digests=False)
             for path, defect in damaged.items():
                 error = IntegrityError(
-                    f"{self.stream.name}: record file {path}: {defect}",
+                    f"{self.stream_name}: record file {path}: {defect}",
                     cause=cause,
                     next="restore this file from a backup",
                 )
-                notes.append(error.render())
-        return notes
-
-    def files_written_by_others(self) -> list[File]:
-        """Files in the table that no entry of the ledger made."""
-        known_paths: set[str] = set()
-        for history in self.histories.values():
-            known_paths.update(history.record_files)
-        active_files = self.open_stream.ledger.active_files(self.head)
-        return [file for file in active_files if file.path not in known_paths]
+                self.notes.append(error.render())
 
     def unneeded_damaged_files(self) -> list[str]:
         """Damaged files that verify found, that nothing needs any more, and that still exist."""
-        needed_paths = set(self._active_paths())
+        needed_paths = set(self.active_paths)
         for account in self.ledger.partitions.values():
             needed_paths |= {file.path for file in account.state}
         committed_files = self._all_committed_files()
@@ -354,15 +1011,15 @@ class DamageSearch:
             return []
         # A file that is gone counts as damaged too, but there is nothing of it to delete.
         existing_paths: set[str] = set()
-        for partition in self.histories:
+        for partition in self.history.partitions:
             existing_paths.update(self.open_stream.records.paths(partition))
         existing_files = [file for file in candidates if file.path in existing_paths]
-        return sorted(self.open_stream.joiner.find_damaged_files(existing_files))
+        return sorted(self.joiner.find_damaged_files(existing_files))
 
     def _all_committed_files(self) -> dict[str, File]:
         """Every record file and state file that an entry of the ledger ever made, by path."""
         files: dict[str, File] = {}
-        for history in self.histories.values():
+        for history in self.history.partitions.values():
             for path, origin in history.all_record_files.items():
                 files[path] = origin.file
             for point in history.points:
@@ -381,10 +1038,24 @@ def _damage_offset_of_session(session: Session) -> int | None:
     return offset
 
 
-def _damage_of_range(
-    partition: Partition, start: int, until: int, reason: str, *, rebuilds_state: bool = False
-) -> Damage:
-    return Damage(
-        request=RefoldRequest(partition=partition, start=start, until=until, reason=reason),
-        rebuilds_state=rebuilds_state,
+def _damage_of_range(partition: Partition, start: int, until: int, reason: str) -> Damage:
+    request = RefoldRequest(partition=partition, start=start, until=until, reason=reason)
+    return Damage(request=request)
+
+
+def _rewritten_files_error(
+    stream: str, partition: Partition, files: Sequence[File]
+) -> IntegrityError:
+    """Another program joined the partition's records with those of others: they cannot be replaced."""
+    return IntegrityError(
+        f"{stream}: {partition} cannot be folded again from there: {len(files)} record files were"
+        f" rewritten by somebody else, like {files[0].path}, and hold records of it beside those"
+        " of others",
+        cause="an OPTIMIZE, say; `seriatim compact` is what joins small files here",
+        next="nothing was changed. What came after these files can be folded again: choose a later"
+        " --from.\n"
+        "What is in them: put the whole output folder back from a backup of before that, and runs"
+        " fold again what\n"
+        "came since; or give the stream a new output path, and it is folded anew from what Kafka"
+        " has",
     )

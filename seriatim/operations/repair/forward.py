@@ -5,7 +5,7 @@ snapshot or proof (engine/rules.py). Records and state stay as they are, because
 known of what was lost. This module is pure: everything comes in as values.
 
 Next: ledger/model.py applies the change, like that of a repair; operations/repair/planner.py looks
-at Kafka, and operations/repair/repair.py commits.
+at Kafka, and operations/repair/refold.py commits.
 """
 
 from __future__ import annotations

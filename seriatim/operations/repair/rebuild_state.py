@@ -16,7 +16,7 @@ So
 All sessions but those of newer files are in doubt from the frontier on. They go on by proof, or
 with their next snapshot.
 
-Next: engine/rules.py has the proof; operations/repair/repair.py commits.
+Next: engine/rules.py has the proof; operations/repair/refold.py commits.
 """
 
 from __future__ import annotations

@@ -1,25 +1,32 @@
-"""Refold: ranges are rewound and folded again into one commit. Repair and backfill share this.
+"""Refold: ranges are rewound and folded again, and their output is replaced in one commit. A repair and
+a backfill are applied by this.
 
 The steps, and what a crash after each step leaves:
 
-1. Read the ledger and its history; choose where to begin in each partition.   Nothing.
-2. Hold: the partitions are reserved. Slices of other partitions go on.        A hold.
-3. Fold stage by stage, in tasks; compare with the committed state.            Orphans.
-4. Join record files: what was made, and what stays of replaced files.         Orphans.
-5. Commit: records, state and frontiers are replaced at once, epochs are
-   raised, the hold is released.                                               All is done.
-6. Sweep; update the tables gaps and quarantine.                               They catch up later.
+1. Refuse a plan that is stale. Delete damaged files that nothing needs.        Nothing.
+2. Hold: the partitions are reserved. Slices of other partitions go on.         A hold.
+3. Plan again, under the hold: a plan that was approved ten slices ago is
+   brought up to date. Only entries that came since are read.                   A hold.
+4. Fold stage by stage, in tasks; compare with the committed state.             Orphans.
+5. Join record files: what was made, and what stays of replaced files.          Orphans.
+6. Commit: records, state and frontiers are replaced at once, epochs are
+   raised, the hold is released.                                                All is done.
+7. Sweep; update the tables gaps and quarantine.                                They catch up later.
 
 The next attempt replaces the hold of the dead one by its own and begins with step 3: what was not
 committed does not count.
 
-Next: operations/repair/refold_rules.py has the rules; operations/repair/repair.py and
-operations/repair/backfill.py say what is to be folded again.
+The refold of a partition begins at a saved state. It makes all output again from there to the first
+committed offset at or after the end of the damage. From there on it goes on only with the sessions
+whose state differs from the committed one, up to an offset where they agree, or to the frontier.
+
+Next: operations/rewind.py knows where to begin and what is repeated on the way;
+operations/repair/damage.py makes the plan; storage/join.py writes the joined files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -29,24 +36,54 @@ from seriatim.engine.crash_points import crash_point
 from seriatim.engine.files import File, SourceFailedError, save_state
 from seriatim.engine.findings import Finding, GapMark
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.session import Session
+from seriatim.engine.records import table_of_path
+from seriatim.engine.session import RefoldScope, ReplacedRecords, Session
 from seriatim.engine.task import PartitionWork, TaskResult, stem_prefix
-from seriatim.errors import IntegrityError, PlatformError, ensure, raise_broken_promise
+from seriatim.errors import (
+    ConfigError,
+    FencedError,
+    IntegrityError,
+    PlatformError,
+    SeriatimError,
+    ensure,
+    raise_broken_promise,
+)
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import HoldEntry, ReleaseEntry, RepairEntry
 from seriatim.ledger.gaps import Gap
-from seriatim.ledger.history import PartitionHistory
-from seriatim.ledger.manifests import LedgerHead
-from seriatim.ledger.model import Change, Ledger, refuse_incompatible_machine, unmoved_change
-from seriatim.operations.followers import catch_up_after_run, read_gaps
-from seriatim.operations.release import can_be_released, clear_finding
-from seriatim.operations.repair.join_records import RecordFileJoin, machine_changed_error
-from seriatim.operations.repair.refold_rules import (
-    RefoldProgress,
+from seriatim.ledger.manifests import LedgerHead, Manifest
+from seriatim.ledger.model import (
+    Account,
+    Change,
+    Ledger,
+    refuse_incompatible_machine,
+    unmoved_change,
+)
+from seriatim.ledger.replaced_files import Intent
+from seriatim.operations.followers import catch_up_after_run
+from seriatim.operations.repair.damage import (
+    ForwardAction,
+    LiftHaltAction,
+    RebuildStateAction,
+    RefoldAction,
+    RepairAction,
+    RepairPlan,
+    held_partitions,
+    plan_repair,
+    request_of_hold,
+    require_repairable_head,
+)
+from seriatim.operations.repair.forward import CLOSED_BY_FORWARD
+from seriatim.operations.repair.rebuild_state import StateRebuild
+from seriatim.operations.rewind import (
+    END_OFFSET,
+    LedgerHistory,
+    PartitionHistory,
     RefoldStage,
     Rewind,
+    lost_messages_error,
     plan_stages,
-    repaired_marks,
+    repeat_releases,
     same_session,
 )
 from seriatim.operations.run import (
@@ -57,10 +94,12 @@ from seriatim.operations.run import (
     fold_until_stable,
     result_of_hole,
 )
-from seriatim.operations.sweep import sweep_dead
+from seriatim.operations.sweep import sweep_attempts, sweep_dead
 from seriatim.ports import OpenStream, ReadOptions
 
 ProgressCallback = Callable[[int, int], None]
+REGION_ROWS_MAX = 1_000_000
+FILES_SHOWN_MAX = 10
 
 
 class RefoldResult(Struct, kw_only=True):
@@ -85,62 +124,244 @@ class RefoldResult(Struct, kw_only=True):
     """Why the derived tables could not be updated; empty: they were."""
 
 
-class PartitionRefold(Struct, kw_only=True):
-    """One partition while it is folded again."""
+class DamagedInputError(Exception):
+    """Record files of which a part must stay, and that are not as committed.
 
-    progress: RefoldProgress
+    The caller catches this and folds again the ranges that these files were made of, so a person
+    sees it only as `error()`, where that did not help.
+    """
+
+    def __init__(self, damaged_files: Mapping[str, str]) -> None:
+        super().__init__(damaged_files)
+        self.damaged_files = dict(damaged_files)
+        """By path, what is wrong with each."""
+
+    def error(self, stream: str) -> IntegrityError:
+        """The error for people, where folding these files again does not help either."""
+        file_lines = [f"{path}: {defect}" for path, defect in self.damaged_files.items()]
+        return IntegrityError(
+            f"{stream}: {len(self.damaged_files)} record files that hold what is to stay are"
+            " damaged",
+            files="\n".join(file_lines[:FILES_SHOWN_MAX]),
+            cause="they were changed or lost after they were committed, and cannot be made again"
+            " from Kafka",
+            next="nothing was changed. Restore these files from a backup, then repair again",
+        )
+
+
+class PartitionRefold(Struct, kw_only=True):
+    """One partition while it is folded again: how far it is, and what it has made."""
+
+    rewind: Rewind
+    history: PartitionHistory
     stages: Iterator[RefoldStage]
-    past: PartitionHistory
-    message_time_ms: int
     stage: RefoldStage | None = None
+    """The stage that is folded now."""
+    open_sessions: tuple[str, ...] | None
+    """Sessions that are still folded; None: all."""
+    met_sessions: set[str] = field(default_factory=set)
+    """Sessions that had a message."""
+    session_ends: dict[str, int] = field(default_factory=dict)
+    """Sessions whose refold is over, and the offset from which on they are as committed."""
+    offset: int
+    state: tuple[File, ...]
     records: list[File] = field(default_factory=list)
     other_record_files: dict[str, list[File]] = field(default_factory=dict)
     quarantine_files: list[File] = field(default_factory=list)
     marks: list[GapMark] = field(default_factory=list)
+    message_time_ms: int
     messages_counted: int = 0
     """Messages that were read from `counted_from` on."""
-    counted_from: int = 0
+    counted_from: int
     """The last offset up to which the number of messages was checked."""
+
+    @classmethod
+    def begin(cls, rewind: Rewind, history: PartitionHistory, messages_max: int) -> PartitionRefold:
+        """A partition before its first stage."""
+        return cls(
+            rewind=rewind,
+            history=history,
+            stages=plan_stages(rewind, messages_max),
+            open_sessions=rewind.request.sessions,
+            state=rewind.base.state,
+            offset=rewind.start,
+            message_time_ms=rewind.base.message_time_ms,
+            counted_from=rewind.start,
+        )
+
+    @property
+    def account(self) -> Account:
+        """The partition as it is committed now."""
+        return self.rewind.account
 
     def advance_stage(self) -> bool:
         """Go on to the next stage. Returns whether there is one."""
-        self.stage = None
-        if not self.progress.is_over:
-            self.stage = next(self.stages, None)
+        is_over = self.offset >= self.rewind.frontier or self.open_sessions == ()
+        self.stage = None if is_over else next(self.stages, None)
         return self.stage is not None
 
     def current_stage(self) -> RefoldStage:
         """The stage that is folded now."""
         return self.stage or raise_broken_promise("a partition that is folded has a stage")
 
+    def scope(self) -> RefoldScope:
+        """The sessions that are folded in the next stage."""
+        return RefoldScope(sessions=self.open_sessions, finished_sessions=tuple(self.session_ends))
 
-class RefoldRun:
-    """One refold of one stream."""
+    def undecided_sessions(self) -> list[str]:
+        """Sessions that may differ from the committed ones, and have to be compared."""
+        names = self.met_sessions
+        if self.open_sessions is not None:
+            names = names.intersection(self.open_sessions)
+        return sorted(names.difference(self.session_ends))
+
+    def close_sessions(self, committed_sessions: Iterable[str]) -> None:
+        """End the refold of sessions that are as committed at this offset.
+
+        From here on only the other undecided sessions are folded.
+        """
+        closed = set(committed_sessions)
+        undecided = self.undecided_sessions()
+        self.open_sessions = tuple(name for name in undecided if name not in closed)
+        self.session_ends |= dict.fromkeys(closed, self.offset)
+
+    def refolded_range(self) -> OffsetRange:
+        """The range that was made again, up to where the last session was as committed."""
+        start = self.rewind.start
+        end = self.rewind.first_commit_offset
+        if self.open_sessions != ():
+            end = self.rewind.frontier
+        return OffsetRange(start, max([start, end, *self.session_ends.values()]))
+
+    def replaced_records(self) -> ReplacedRecords:
+        """Which committed records are replaced by those that were made."""
+        frontier = self.account.frontier
+        end = self.rewind.first_commit_offset
+        session_ends = dict(self.session_ends)
+        if self.open_sessions is None:
+            end = frontier
+        else:
+            session_ends |= dict.fromkeys(self.open_sessions, frontier)
+        sessions = None
+        if self.rewind.request.sessions is not None:
+            sessions = frozenset(self.rewind.request.sessions)
+        return ReplacedRecords(
+            start=self.rewind.start, end=end, sessions=sessions, session_ends=session_ends
+        )
+
+
+class RepairRun:
+    """One repair that is applied.
+
+    Its methods come in the order of the steps: applying a plan; holds; the actions of a plan;
+    folding; joining; committing.
+    """
 
     def __init__(
-        self,
-        open_stream: OpenStream,
-        *,
-        run_id: str = "",
-        progress: ProgressCallback | None = None,
+        self, open_stream: OpenStream, *, run_id: str = "", progress: ProgressCallback | None = None
     ) -> None:
         self.open_stream = open_stream
-        self.stream = open_stream.stream
+        self.stream_name = open_stream.stream.name
         self.runner = open_stream.runner
         self.run_id = run_id
         self.on_progress = progress or (lambda _messages, _total: None)
-        self.result = RefoldResult()
+        self.history = LedgerHistory(open_stream.ledger, self.stream_name)
+        self.suspects: frozenset[str] = frozenset()
+        """Files that an attempt of this repair found to be damaged."""
         self.must_be_unchanged = False
         """Whether it is refused to make other records and state than those that are committed."""
+        self.result = RefoldResult()
+        """Of the present attempt. Each attempt has a hold of its own."""
+
+    def apply(self, repair_plan: RepairPlan, messages_max: int, approval: str = "") -> RefoldResult:
+        """Apply a plan: all steps of the module's docstring.
+
+        If steps 3 to 5 fail, the hold is released and nothing is changed.
+        """
+        # 1. Refusals, and files that nothing needs.
+        self._refuse_stale(repair_plan, approval)
+        _refuse_other_holds(repair_plan)
+        self.open_stream.records.delete(repair_plan.deleted_files)
+        if not repair_plan.actions:
+            self._release_unneeded_hold(repair_plan)
+            return self.result
+        # 2. The hold.
+        self.must_be_unchanged = repair_plan.request.unchanged
+        if repair_plan.history is not None:
+            self.history = repair_plan.history
+        head = self._hold_partitions_of_plan(repair_plan)
+        # 3 to 7. The work.
+        try:
+            return self._refold_until_undamaged(head, repair_plan, messages_max)
+        except (Exception, KeyboardInterrupt) as error:
+            is_committed = self.result.sequence >= 0
+            if is_committed:
+                raise  # What failed came after the commit, and the next run catches up with it.
+            if self._is_overtaken(repair_plan.partitions):
+                # The other repair has swept our files: the error says no more than that.
+                raise FencedError(
+                    f"{repair_plan.stream}: another repair took over",
+                    found=str(error)[:400],
+                    next="nothing was changed by this one;"
+                    f" `seriatim status {repair_plan.stream}` shows how it is",
+                ) from error
+            release_hold(self.open_stream, self._head(), self.result.hold, run_id=self.run_id)
+            raise
+
+    def _head(self) -> LedgerHead:
+        return require_repairable_head(self.open_stream)
+
+    def _refuse_stale(self, repair_plan: RepairPlan, approval: str) -> None:
+        if approval and approval != repair_plan.approval:
+            raise IntegrityError(
+                f"{repair_plan.stream}: the plan that was approved is not the one of now",
+                cause="an epoch or a halt of its partitions changed since: another repair, a new"
+                " finding, a decision",
+                next="look at the plan again and approve that one:"
+                f" seriatim repair {repair_plan.stream}",
+            )
+
+    def _refold_until_undamaged(
+        self, head: LedgerHead, repair_plan: RepairPlan, messages_max: int
+    ) -> RefoldResult:
+        """Fold again until all files that are read are as committed.
+
+        A damaged file becomes a suspect, which widens the range of the next attempt. A file that is
+        still damaged as a suspect is an `IntegrityError`.
+        """
+        while True:
+            try:
+                return self._apply_under_hold(head, repair_plan, messages_max)
+            except DamagedInputError as damaged_input:
+                if self.suspects.issuperset(damaged_input.damaged_files):
+                    raise damaged_input.error(repair_plan.stream) from None
+                self.suspects |= frozenset(damaged_input.damaged_files)
+            request = repair_plan.request.to_json()
+            head = self.place_hold(self._head(), repair_plan.partitions, request, self.result.hold)
+
+    # Holds
+
+    def _hold_partitions_of_plan(self, repair_plan: RepairPlan) -> LedgerHead:
+        """Hold the partitions of a plan. Raises `FencedError` if another repair was faster."""
+        head = self._head()
+        hold_ids = {account.hold for account in head.ledger.partitions.values()}
+        resumed_hold = repair_plan.resumed_hold
+        if resumed_hold is not None and resumed_hold not in hold_ids:
+            raise _overtaken_error(repair_plan.stream, f"hold {resumed_hold} is gone")
+        request = repair_plan.request.to_json()
+        try:
+            return self.place_hold(head, repair_plan.partitions, request, resumed_hold)
+        except FencedError as fenced:
+            raise _overtaken_error(repair_plan.stream, fenced.message) from None
 
     def place_hold(
         self,
         head: LedgerHead,
         partitions: Iterable[Partition],
         request: str,
-        resumes: str | None = None,
+        resumed_hold: str | None = None,
     ) -> LedgerHead:
-        """Step 2: reserve partitions, or take over the hold of a refold that died."""
+        """Reserve partitions for a new attempt, or take over the hold of a refold that died."""
         runner = self.runner
         refuse_incompatible_machine(
             head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape
@@ -151,32 +372,122 @@ class RefoldRun:
             run=self.run_id,
             product_version=__version__,
             hold=hold,
-            resumed_hold=resumes,
+            resumed_hold=resumed_hold,
             request=request,
             changes=_unmoved_changes(head.ledger, partitions),
         )
-        self.result.hold = hold
-        head = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)[0]
+        head, committed = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)
+        # Only now: if placing it fails, `apply` must still find the hold of the attempt before.
+        self.result = RefoldResult(hold=hold)
+        if committed.sequence == self.history.sequence + 1 == head.ledger.sequence:
+            self.history.add_entry(Manifest(entry=committed, ledger=head.ledger))
         crash_point("held")
         return head
 
-    def release_hold(self) -> None:
-        """Release the hold if it is still ours. Nothing else is changed."""
-        head = self.open_stream.ledger.head(self.stream.name)
-        if head is None:
-            raise_broken_promise("the ledger vanished")
-        release_hold(self.open_stream, head, self.result.hold, run_id=self.run_id)
+    def _release_unneeded_hold(self, repair_plan: RepairPlan) -> None:
+        """Release the hold of an earlier attempt, because nothing is damaged any more."""
+        if repair_plan.resumed_hold is not None:
+            reason = "nothing is damaged any more"
+            release_hold(self.open_stream, self._head(), repair_plan.resumed_hold, reason=reason)
 
-    def refold_partitions(
-        self,
-        head: LedgerHead,
-        rewinds: Sequence[Rewind],
-        histories: dict[Partition, PartitionHistory],
-        messages_max: int,
-    ) -> Iterator[tuple[Change, list[str]]]:
-        """Steps 3 and 4: a change for each partition, and the paths that leave its tables."""
-        refolds = self._begin_refolds(rewinds, histories, messages_max)
-        # 3. Fold stage by stage: all partitions that are not over, in one reading.
+    def _is_overtaken(self, partitions: Sequence[Partition]) -> bool:
+        """Whether another repair has taken over the hold."""
+        accounts = self._head().ledger.partitions
+        return any(accounts[str(partition)].hold != self.result.hold for partition in partitions)
+
+    # The actions of a plan
+
+    def _apply_under_hold(
+        self, head: LedgerHead, repair_plan: RepairPlan, messages_max: int
+    ) -> RefoldResult:
+        """Steps 3 to 7, now that no other run can move the partitions."""
+        # 3. The plan of now, of the partitions that are held.
+        request = repair_plan.request
+        new_plan = plan_repair(self.open_stream, request, head, self.suspects, self.history)
+        partitions = repair_plan.partitions
+        actions = [action for action in new_plan.actions if action.partition in partitions]
+        if not actions:
+            raise _nothing_left_error(new_plan)
+        # 4 and 5. The refolds, and the other actions on top of them.
+        changes, removed_files = self._refold_changes(head, actions, messages_max)
+        for action in actions:
+            changes[action.partition] = self._change_by_action(
+                action, head, changes.get(action.partition)
+            )
+        for partition in partitions:
+            if partition not in changes:
+                # Nothing is wrong here any more. The commit releases the hold of this one too.
+                account = head.ledger.partitions[str(partition)]
+                unmoved = _unmoved_change_with_quarantine(partition, account)
+                changes[partition] = replace(unmoved, halt=account.halt)
+        # 6. The commit.
+        reason = "; ".join(_describe_action(action) for action in actions)
+        sorted_changes = [changes[partition] for partition in sorted(changes)]
+        committed_head = self._commit(head, sorted_changes, removed_files, reason)
+        # 7. What follows from it.
+        self._settle_files(committed_head, sorted_changes, removed_files)
+        sweep_dead(self.open_stream.ledger, self.open_stream.records, committed_head)
+        crash_point("swept")
+        self.result.derived_error = catch_up_after_run(
+            self.open_stream.ledger, self.open_stream.derived, committed_head.ledger
+        )
+        self._delete_damaged_files(head, changes, removed_files)
+        return self.result
+
+    def _change_by_action(
+        self, action: RepairAction, head: LedgerHead, refold_change: Change | None
+    ) -> Change:
+        """What an action does to its partition, on top of its refold where there is one."""
+        account = head.ledger.partitions[str(action.partition)]
+        change = refold_change or _unmoved_change_with_quarantine(action.partition, account)
+        if isinstance(action, RebuildStateAction):
+            return self._rebuilt_state_change(action, head, replace(change, halt=account.halt))
+        if isinstance(action, LiftHaltAction):
+            return replace(change, halt=None)
+        if isinstance(action, ForwardAction):
+            forward = action.change
+            return replace(
+                change,
+                halt=None,
+                marks=(*change.marks, *forward.marks),
+                until=forward.until,
+                headless_since=forward.headless_since,
+                log_end=forward.log_end,
+            )
+        return change
+
+    def _rebuilt_state_change(
+        self, action: RebuildStateAction, head: LedgerHead, change: Change
+    ) -> Change:
+        """A change with state that is rebuilt from records, where Kafka cannot give it back."""
+        partition = action.partition
+        account = head.ledger.partitions[str(partition)]
+        active_paths = self.open_stream.ledger.active_paths(head)
+        record_files = self.history.of_partition(partition).files_of_topic(
+            account.topic_id, active_paths
+        )
+        rebuild = StateRebuild(self.open_stream, partition, account)
+        return rebuild.build_change(
+            change, record_files, self.history.gaps, self.result.hold, action.reason
+        )
+
+    def _refold_changes(
+        self, head: LedgerHead, actions: Sequence[RepairAction], messages_max: int
+    ) -> tuple[dict[Partition, Change], list[File]]:
+        """Steps 4 and 5: the changes of the refolds, and the files that leave the tables."""
+        rewinds = [action.rewind for action in actions if isinstance(action, RefoldAction)]
+        changes: dict[Partition, Change] = {}
+        removed_files: list[File] = []
+        if not rewinds:
+            return changes, removed_files
+        messages_per_partition = max(1, messages_max // len(rewinds))
+        refolds: dict[Partition, PartitionRefold] = {}
+        for rewind in rewinds:
+            history = self.history.of_partition(rewind.partition)
+            refold = PartitionRefold.begin(rewind, history, messages_per_partition)
+            self._repeat_releases(refold)
+            refolds[rewind.partition] = refold
+        # 4. Fold stage by stage: all partitions that are not over, in one reading.
         messages_total = sum(len(rewind.read_range) for rewind in rewinds)
         stage_number = 0
         while True:
@@ -190,62 +501,15 @@ class RefoldRun:
             messages = self.result.messages
             self.on_progress(messages, max(messages_total, messages))
             crash_point("stage-folded")
-        # 4. Join the record files.
-        gaps = read_gaps(self.open_stream.ledger, self.open_stream.derived, head.ledger)
-        active_files = self.open_stream.ledger.active_files(head)
-        for refold in refolds.values():
-            yield self._build_change(refold, gaps, active_files)
+        # 5. Join the record files.
+        active_paths = self.open_stream.ledger.active_paths(head)
+        for partition, refold in refolds.items():
+            changes[partition], replaced_files = self._build_change(refold, active_paths)
+            removed_files += replaced_files
         crash_point("refolded")
+        return changes, removed_files
 
-    def _begin_refolds(
-        self,
-        rewinds: Sequence[Rewind],
-        histories: dict[Partition, PartitionHistory],
-        messages_max: int,
-    ) -> dict[Partition, PartitionRefold]:
-        messages_per_partition = max(1, messages_max // len(rewinds))
-        refolds: dict[Partition, PartitionRefold] = {}
-        for rewind in rewinds:
-            refold = PartitionRefold(
-                progress=RefoldProgress.begin(rewind),
-                stages=plan_stages(rewind, messages_per_partition),
-                past=histories[rewind.partition],
-                message_time_ms=rewind.base.message_time_ms,
-                counted_from=rewind.base.frontier,
-            )
-            self._repeat_releases(refold.progress)
-            refolds[rewind.partition] = refold
-        return refolds
-
-    def commit(
-        self, head: LedgerHead, changes: Sequence[Change], removed: Sequence[str], reason: str
-    ) -> RefoldResult:
-        """Steps 5 and 6: commit the changes, sweep, and update the derived tables."""
-        runner = self.runner
-        # 5. The commit.
-        entry = RepairEntry(
-            attempt=self.result.hold,
-            hold=self.result.hold,
-            run=self.run_id,
-            product_version=__version__,
-            machine=runner.name,
-            shape=runner.shape,
-            state_version=runner.state_version,
-            changes=tuple(changes),
-            removed_paths=tuple(sorted(removed)),
-            findings=tuple(self.result.new_findings),
-            refolded_messages=self.result.messages,
-            reason=reason,
-        )
-        head, committed_entry = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)
-        self.result.sequence = committed_entry.sequence
-        # 6. What follows from it.
-        sweep_dead(self.open_stream.ledger, self.open_stream.records, head)
-        crash_point("swept")
-        self.result.derived_error = catch_up_after_run(
-            self.open_stream.ledger, self.open_stream.derived, head.ledger
-        )
-        return self.result
+    # Folding
 
     def _fold_stage(
         self, head: LedgerHead, refolds: dict[Partition, PartitionRefold], number: int
@@ -260,10 +524,19 @@ class RefoldRun:
         source = open_stream.reader.read_ranges(ranges, ReadOptions(with_headers=True))
 
         def find_moved(works: WorkByPartition, results: ResultByPartition) -> MovedSessions:
+            # A session that lives in another partition now may have lived in this one then. So only
+            # those can be moved that the first fold found to be moved.
             moved_at_first_fold: dict[Partition, TaskResult] = {}
             for partition, result in results.items():
-                past = refolds[partition].past
-                moved_at_first_fold[partition] = self._only_sessions_moved_then(past, result)
+                moved_then = refolds[partition].history.moved_sessions()
+                sessions_without_state = {
+                    name: offset
+                    for name, offset in result.sessions_without_state.items()
+                    if name in moved_then
+                }
+                moved_at_first_fold[partition] = replace(
+                    result, sessions_without_state=sessions_without_state
+                )
             return find_moved_sessions(
                 head.ledger,
                 works,
@@ -274,7 +547,7 @@ class RefoldRun:
 
         try:
             results = fold_until_stable(
-                self.stream.name,
+                self.stream_name,
                 works,
                 source,
                 open_stream.reader,
@@ -283,7 +556,7 @@ class RefoldRun:
             )
         except SourceFailedError as failure:
             raise PlatformError(
-                f"{self.stream.name}: reading from Kafka broke",
+                f"{self.stream_name}: reading from Kafka broke",
                 cause=str(failure)[:600],
                 next="check the broker and Spark, then give the same command again; nothing was"
                 " changed",
@@ -292,44 +565,27 @@ class RefoldRun:
             result = results.get(partition)
             if result is None:
                 # No message was read in this range: all of it is a hole.
-                account = refold.progress.rewind.account
+                tier = open_stream.stream.tier
                 result = result_of_hole(
-                    partition, account, ranges[partition], open_stream.explain, self.stream.tier
+                    partition, refold.account, ranges[partition], open_stream.explain, tier
                 )
             self._take_result(refold, result)
 
-    def _only_sessions_moved_then(self, past: PartitionHistory, result: TaskResult) -> TaskResult:
-        """A result in which only those sessions can be moved that the first fold found to be moved.
-
-        A session that lives in another partition now may have lived in this one then.
-        """
-        moved_then: set[str | None] = set()
-        for finding, _offset, session in past.reported_findings:
-            if finding == "moved session":
-                moved_then.add(session)
-        sessions_without_state = {
-            name: offset
-            for name, offset in result.sessions_without_state.items()
-            if name in moved_then
-        }
-        return replace(result, sessions_without_state=sessions_without_state)
-
     def _partition_work(self, refold: PartitionRefold, number: int) -> PartitionWork:
-        progress = refold.progress
-        rewind = progress.rewind
+        account = refold.account
         stage_range = refold.current_stage().offset_range
         return PartitionWork(
-            partition=rewind.partition,
+            partition=refold.rewind.partition,
             start=stage_range.start,
             end=stage_range.end,
-            epoch=rewind.account.epoch,
-            topic_id=rewind.account.topic_id,
-            state=progress.state,
+            epoch=account.epoch,
+            topic_id=account.topic_id,
+            state=refold.state,
             attempt=f"{self.result.hold}s{number}",
             message_time_ms=refold.message_time_ms,
-            headless_since=rewind.headless_since(stage_range.start),
-            scope=progress.scope(),
-            file_name_offset=rewind.account.frontier,
+            headless_since=refold.rewind.headless_since(stage_range.start),
+            scope=refold.scope(),
+            file_name_offset=account.frontier,
         )
 
     def _take_result(self, refold: PartitionRefold, result: TaskResult) -> None:
@@ -338,11 +594,10 @@ class RefoldRun:
         At a committed offset the sessions are compared with the committed ones. A partition that
         halts, or that has lost messages, ends the refold with an error.
         """
-        progress = refold.progress
         stage = refold.current_stage()
         certificate = result.certificate or raise_broken_promise("a result without a certificate")
         if result.halt is not None:
-            raise _halted_error(self.stream.name, result.halt)
+            raise _halted_error(self.stream_name, result.halt)
         ensure(
             certificate.until == stage.offset_range.end,
             "a stage accounts for its range",
@@ -352,91 +607,40 @@ class RefoldRun:
         refold.messages_counted += certificate.counts.messages
         self._refuse_lost_messages(refold, stage.offset_range.end)
         if result.state is not None:
-            progress.state = result.state
-        progress.finish_stage(stage, result.met_sessions)
+            refold.state = result.state
+        refold.offset = stage.offset_range.end
+        refold.met_sessions.update(result.met_sessions)
         refold.records += result.records
         for table, files in result.other_record_files.items():
             refold.other_record_files.setdefault(table, []).extend(files)
         refold.quarantine_files += result.quarantine_files
         refold.marks += result.marks
-        self._sort_findings(refold.past, result.findings)
-        self.result.records += certificate.counts.records
-        self.result.messages += certificate.counts.messages
-        self._repeat_releases(progress)
-        if stage.ends_at_commit:
-            self._close_unchanged_sessions(refold)
-
-    def _sort_findings(self, past: PartitionHistory, findings: Iterable[Finding]) -> None:
-        """Tell new findings from those that the first fold reported already."""
-        for finding in findings:
+        for finding in result.findings:
             key = (finding.finding, finding.offset, finding.session)
-            if key in past.reported_findings:
+            if key in refold.history.reported_findings:
                 self.result.repeated_findings.append(finding)
             else:
                 self.result.new_findings.append(finding)
+        self.result.records += certificate.counts.records
+        self.result.messages += certificate.counts.messages
+        self._repeat_releases(refold)
+        if stage.ends_at_commit:
+            self._close_unchanged_sessions(refold)
 
-    def _close_unchanged_sessions(self, refold: PartitionRefold) -> None:
-        """End the refold of all sessions that are as committed at this offset."""
-        progress = refold.progress
-        points = refold.past.commit_points(progress.offset, progress.offset)
-        if not points:
-            return
-        committed_files = points[0].account.state
-        if self.open_stream.joiner.find_damaged_files(committed_files):
-            return
-        names = progress.undecided_sessions()
-        state = self.open_stream.open_state()
-        committed_sessions = state.load(committed_files, names)
-        new_sessions = state.load(progress.state, names)
-        unchanged = [
-            name
-            for name in names
-            if same_session(committed_sessions.get(name), new_sessions.get(name), self.runner)
-        ]
-        if self.must_be_unchanged and len(unchanged) < len(names):
-            changed = sorted(set(names).difference(unchanged))
-            raise self._changed_sessions_error(progress, changed)
-        progress.close_sessions(unchanged)
-
-    def _changed_sessions_error(
-        self, progress: RefoldProgress, changed: Sequence[str]
-    ) -> IntegrityError:
-        difference = (
-            f"another state of {len(changed)} sessions by offset {progress.offset}:"
-            f" {', '.join(changed[:5])}"
+    def _repeat_releases(self, refold: PartitionRefold) -> None:
+        """Release again the sessions that a person released at the offset of the refold."""
+        refold.state = repeat_releases(
+            refold.rewind,
+            refold.offset,
+            self.open_stream.stream.tier,
+            self.open_stream.open_state(),
+            refold.state,
+            self._file_stem(refold),
         )
-        return machine_changed_error(self.stream.name, progress.rewind.partition, difference)
 
-    def _repeat_releases(self, progress: RefoldProgress) -> None:
-        """Release again the sessions that a person released at the offset of the refold.
-
-        At the start of the refold there is nothing to do: the saved state has those releases.
-        """
-        rewind = progress.rewind
-        for offset in rewind.stage_end_offsets(progress.offset):
-            names = rewind.releases_by_hand.get(offset)
-            if names and offset > rewind.start:
-                self._release_sessions(progress, names, offset)
-
-    def _release_sessions(
-        self, progress: RefoldProgress, names: Iterable[str], offset: int
-    ) -> None:
-        """Release those of the sessions that can be released, and save them."""
-        rewind = progress.rewind
-        state = self.open_stream.open_state()
-        account = replace(rewind.account, headless_since=rewind.headless_since(offset))
-        released: dict[str, Session] = {}
-        for name, session in state.load(progress.state, names).items():
-            if can_be_released(session, account):
-                released[name] = clear_finding(session, account, self.stream.tier)
-        if released:
-            stem = f"{self._file_stem(rewind)}f{offset}"
-            state_file = state.save(rewind.partition, stem, released, ())
-            progress.state = (*progress.state, state_file)
-
-    def _file_stem(self, rewind: Rewind) -> str:
+    def _file_stem(self, refold: PartitionRefold) -> str:
         """How the names of this refold's files begin."""
-        prefix = stem_prefix(rewind.account.epoch, rewind.account.frontier)
+        prefix = stem_prefix(refold.account.epoch, refold.account.frontier)
         return f"{prefix}{self.result.hold}"
 
     def _refuse_lost_messages(self, refold: PartitionRefold, offset: int) -> None:
@@ -445,49 +649,66 @@ class RefoldRun:
         Without them the range would be folded to something else. The number of messages is known
         only where slices began and ended, so it is checked there.
         """
-        expected = refold.past.count_messages(refold.counted_from, offset)
+        expected = refold.history.count_messages(refold.counted_from, offset)
         if expected is None:
             return
         missing = expected - refold.messages_counted
         if missing > 0:
             raise lost_messages_error(
-                self.stream.name,
-                refold.progress.rewind.partition,
+                self.stream_name,
+                refold.rewind.partition,
                 f"{missing} of the {expected} messages of [{refold.counted_from}, {offset})"
                 " are gone (compacted away, or deleted)",
             )
         refold.messages_counted = 0
         refold.counted_from = offset
 
+    def _close_unchanged_sessions(self, refold: PartitionRefold) -> None:
+        """End the refold of all sessions that are as committed at this offset."""
+        points = refold.history.commit_points(refold.offset, refold.offset)
+        if not points:
+            return
+        committed_files = points[0].account.state
+        if self.open_stream.joiner.find_damaged_files(committed_files):
+            return
+        names = refold.undecided_sessions()
+        state = self.open_stream.open_state()
+        committed_sessions = state.load(committed_files, names)
+        new_sessions = state.load(refold.state, names)
+        unchanged = [
+            name
+            for name in names
+            if same_session(committed_sessions.get(name), new_sessions.get(name), self.runner)
+        ]
+        if self.must_be_unchanged and len(unchanged) < len(names):
+            changed = sorted(set(names).difference(unchanged))
+            difference = (
+                f"another state of {len(changed)} sessions by offset {refold.offset}:"
+                f" {', '.join(changed[:5])}"
+            )
+            raise _machine_changed_error(self.stream_name, refold.rewind.partition, difference)
+        refold.close_sessions(unchanged)
+
+    # Joining
+
     def _build_change(
-        self, refold: PartitionRefold, gaps: Iterable[Gap], active_files: Iterable[File]
-    ) -> tuple[Change, list[str]]:
-        """The change of one partition, and the paths of the files that leave its tables."""
-        progress = refold.progress
-        rewind = progress.rewind
-        account = rewind.account
-        record_join = RecordFileJoin(
-            self.open_stream.joiner,
-            progress,
-            self.result.hold,
-            self.stream.name if self.must_be_unchanged else "",
-        )
-        old_files = self._record_files_of_topic(refold, active_files)
-        joined_files, replaced_files = record_join.join_table(old_files, refold.records)
-        other_tables, other_removed_paths = record_join.join_other_tables(
-            refold.past.other_record_files.values(), refold.other_record_files
-        )
-        new_state = self._final_state_files(progress)
+        self, refold: PartitionRefold, active_paths: set[str]
+    ) -> tuple[Change, list[File]]:
+        """The change of one partition, and the files that leave its tables."""
+        rewind = refold.rewind
+        account = refold.account
+        old_files = refold.history.files_of_topic(account.topic_id, active_paths)
+        joined_files, replaced_files = self._join_table(refold, old_files, refold.records)
+        other_tables, other_replaced_files = self._join_other_tables(refold)
+        new_state = self._final_state_files(refold)
         final_state = account.state if new_state is None else new_state
-        closing_marks, new_marks, is_quarantined_already = repaired_marks(
-            gaps, rewind.partition, account.topic_id, progress, refold.marks
-        )
+        closing_marks, new_marks, is_quarantined_already = repaired_marks(self.history.gaps, refold)
         quarantine_files = () if is_quarantined_already else tuple(refold.quarantine_files)
-        refolded = progress.refolded_range()
+        refolded = refold.refolded_range()
         self.result.ranges[rewind.partition] = refolded
         self.result.removed_files += len(replaced_files)
         replaced_until = refolded.end
-        if progress.open_sessions != ():
+        if refold.open_sessions != ():
             replaced_until += 1  # The state at the end itself differs from the committed one too.
         change = replace(
             unmoved_change(rewind.partition, account),
@@ -504,47 +725,208 @@ class RefoldRun:
             removed_rows=sum(file.rows for file in replaced_files),
             quarantined=len(self.open_stream.open_state().quarantined_sessions(final_state)),
         )
-        removed_paths = [file.path for file in replaced_files]
-        return change, removed_paths + other_removed_paths
+        return change, replaced_files + other_replaced_files
 
-    def _record_files_of_topic(
-        self, refold: PartitionRefold, active_files: Iterable[File]
-    ) -> list[File]:
-        """The partition's files in the table of records, of the topic as it exists now."""
-        topic_id = refold.progress.rewind.account.topic_id
-        files: list[File] = []
-        for active_file in active_files:
-            origin = refold.past.record_files.get(active_file.path)
-            if origin is not None and origin.topic_id == topic_id:
-                files.append(origin.file)
-        return files
+    def _join_table(
+        self, refold: PartitionRefold, old_files: Sequence[File], new_files: Sequence[File]
+    ) -> tuple[list[File], list[File]]:
+        """The new files of one table, and the files that leave it.
 
-    def _final_state_files(self, progress: RefoldProgress) -> tuple[File, ...] | None:
+        1. Check that the files that are to be read are as committed.
+        2. Divide the offsets into regions around the files that change.
+        3. Write one new file for each region.
+
+        Raises `DamagedInputError` in step 1: damage is never copied, nor left beside the new files.
+        """
+        joiner = self.open_stream.joiner
+        replaced = refold.replaced_records()
+        # 1. The files in the range, and whether those of which a part stays are intact.
+        range_end = max(replaced.end_offset, 1)
+        files_in_range = [
+            file
+            for file in old_files
+            if file.last_offset >= replaced.start and file.first_offset < range_end
+        ]
+        damaged = joiner.find_damaged_files(_partly_replaced(files_in_range, replaced))
+        if damaged:
+            raise DamagedInputError(damaged)
+
+        # 2. The regions.
+        def is_affected(file: File) -> bool:
+            if replaced.covers(file.first_offset, file.last_offset):
+                return True
+            file_range = OffsetRange(file.first_offset, file.last_offset + 1)
+            if joiner.has_records_in(new_files, file_range):
+                return True
+            return joiner.has_replaced_records(file, replaced)
+
+        regions = _plan_regions(files_in_range, is_affected, REGION_ROWS_MAX)
+        # 3. The new files.
+        joined_files: list[File] = []
+        replaced_files: list[File] = []
+        for number, region in enumerate(regions):
+            self._refuse_changed_records(refold, region, replaced, new_files)
+            joined_file = joiner.join_files(
+                refold.rewind.partition,
+                f"{self._file_stem(refold)}j{number}",
+                _partly_replaced(region.replaced_files, replaced),
+                replaced,
+                new_files,
+                region.offset_range,
+            )
+            if joined_file is not None:
+                joined_files.append(joined_file)
+            replaced_files += region.replaced_files
+        return joined_files, replaced_files
+
+    def _refuse_changed_records(
+        self,
+        refold: PartitionRefold,
+        region: RewriteRegion,
+        replaced: ReplacedRecords,
+        new_files: Sequence[File],
+    ) -> None:
+        """Refuse records that differ from those that they replace, if they must be the same."""
+        joiner = self.open_stream.joiner
+        if not self.must_be_unchanged:
+            return
+        if joiner.find_damaged_files(region.replaced_files):
+            return  # There is nothing to compare with. This is what the refold repairs.
+        offset = joiner.first_difference_offset(
+            region.replaced_files, replaced, new_files, region.offset_range
+        )
+        if offset is not None:
+            difference = f"other records at offset {offset}"
+            raise _machine_changed_error(self.stream_name, refold.rewind.partition, difference)
+
+    def _join_other_tables(
+        self, refold: PartitionRefold
+    ) -> tuple[dict[str, tuple[File, ...]], list[File]]:
+        """The same for the further tables of a machine: the new files of each table, and the files
+        that leave.
+        """
+        new_files = refold.other_record_files
+        old_files_by_table: dict[str, list[File]] = {table: [] for table in new_files}
+        for origin in refold.history.other_record_files.values():
+            if origin.topic_id == refold.account.topic_id:
+                table = table_of_path(origin.file.path)
+                old_files_by_table.setdefault(table, []).append(origin.file)
+        joined_by_table: dict[str, tuple[File, ...]] = {}
+        removed_files: list[File] = []
+        for table, old_files in sorted(old_files_by_table.items()):
+            joined_files, replaced_files = self._join_table(
+                refold, old_files, new_files.get(table, [])
+            )
+            if joined_files:
+                joined_by_table[table] = tuple(joined_files)
+            removed_files += replaced_files
+        return joined_by_table, removed_files
+
+    def _final_state_files(self, refold: PartitionRefold) -> tuple[File, ...] | None:
         """The state files after the refold; None if they stay as they are.
 
         They are those of the refold, if all sessions were folded to the frontier. Otherwise they
         are the present ones with the sessions that differ on top.
         """
-        rewind = progress.rewind
-        open_sessions = progress.open_sessions
+        open_sessions = refold.open_sessions
         if open_sessions is None:
-            return progress.state
+            return refold.state
         if not open_sessions:
             return None
         state = self.open_stream.open_state()
-        loaded_sessions = state.load(progress.state, open_sessions)
+        loaded_sessions = state.load(refold.state, open_sessions)
         sessions = {name: loaded_sessions.get(name) or Session() for name in open_sessions}
-        stem = self._file_stem(rewind)
-        return save_state(state, rewind.partition, stem, sessions, rewind.account.state)
+        return save_state(
+            state,
+            refold.rewind.partition,
+            self._file_stem(refold),
+            sessions,
+            refold.account.state,
+        )
+
+    # Committing
+
+    def _commit(
+        self,
+        head: LedgerHead,
+        changes: Sequence[Change],
+        removed_files: Sequence[File],
+        reason: str,
+    ) -> LedgerHead:
+        """Step 6."""
+        runner = self.runner
+        entry = RepairEntry(
+            attempt=self.result.hold,
+            hold=self.result.hold,
+            run=self.run_id,
+            product_version=__version__,
+            machine=runner.name,
+            shape=runner.shape,
+            state_version=runner.state_version,
+            changes=tuple(changes),
+            removed_paths=tuple(sorted(file.path for file in removed_files)),
+            findings=tuple(self.result.new_findings),
+            refolded_messages=self.result.messages,
+            reason=reason,
+        )
+        head, committed_entry = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)
+        self.result.sequence = committed_entry.sequence
+        return head
+
+    def _settle_files(
+        self, head: LedgerHead, changes: Sequence[Change], removed_files: Sequence[File]
+    ) -> None:
+        """Delete what the refold wrote and did not commit, and note which files it replaced.
+
+        The sweep would come to the same, but it would have to look up in old manifests who named
+        these files.
+        """
+        records = self.open_stream.records
+        removed_paths = {file.path for file in removed_files}
+        for change in changes:
+            partition = change.partition
+            stem = f"{stem_prefix(change.epoch, change.frontier)}{self.result.hold}"
+            sweep_attempts(records, partition, stem, {file.path for file in change.files()})
+            replaced_paths = sorted(removed_paths.intersection(records.paths(partition)))
+            if replaced_paths:
+                sequence = head.ledger.sequence
+                note = Intent(
+                    partition=partition,
+                    attempt=f"found-{sequence}",
+                    sequence=sequence,
+                    records=tuple(replaced_paths),
+                )
+                records.put_intent(note)
+
+    def _delete_damaged_files(
+        self,
+        head: LedgerHead,
+        changes: Mapping[Partition, Change],
+        removed_files: Sequence[File],
+    ) -> None:
+        """Delete the files that were replaced because they are damaged.
+
+        Other files that were replaced stay for a while, for looking back. Damaged ones are of no
+        use for that.
+        """
+        replaced_files = list(removed_files)
+        for partition, change in changes.items():
+            if change.state is None:
+                continue
+            new_paths = {file.path for file in change.state}
+            old_files = head.ledger.partitions[str(partition)].state
+            replaced_files += [file for file in old_files if file.path not in new_paths]
+        damaged_files = self.open_stream.joiner.find_damaged_files(replaced_files)
+        self.open_stream.records.delete(damaged_files)
 
 
-def held_partitions(ledger: Ledger, hold: str) -> list[Partition]:
-    """The partitions that a repair holds."""
-    return [
-        partition
-        for partition in ledger.known_partitions()
-        if ledger.partitions[str(partition)].hold == hold
-    ]
+def abandon_repair(open_stream: OpenStream, hold: str) -> list[Partition]:
+    """Give up the repair of this id: its partitions are read again as they are."""
+    request_of_hold(open_stream, hold)
+    head = require_repairable_head(open_stream)
+    partitions = held_partitions(head.ledger, hold)
+    release_hold(open_stream, head, hold, reason="given up")
+    return partitions
 
 
 def release_hold(
@@ -569,19 +951,191 @@ def release_hold(
     commit(open_stream.ledger, open_stream.clock, head, entry)
 
 
-def lost_messages_error(
-    stream: str, partition: Partition, loss: str, *, is_halted: bool = False
-) -> IntegrityError:
-    """Kafka no longer has the messages that a refold needs."""
-    advice = (
-        "nothing was changed. Restore the messages to Kafka if you have them, or what is damaged"
-        " from a backup; or choose a later --from."
+def _unmoved_changes(ledger: Ledger, partitions: Iterable[Partition]) -> tuple[Change, ...]:
+    changes = []
+    for partition in partitions:
+        account = ledger.partitions[str(partition)]
+        changes.append(unmoved_change(partition, account))
+    return tuple(changes)
+
+
+def _unmoved_change_with_quarantine(partition: Partition, account: Account) -> Change:
+    """A change that leaves a partition where it is, with as many sessions in quarantine."""
+    return replace(unmoved_change(partition, account), quarantined=account.quarantined)
+
+
+def _describe_action(action: RepairAction) -> str:
+    if isinstance(action, RefoldAction):
+        return f"{action.partition}: {action.rewind.request.reason}"
+    if isinstance(action, LiftHaltAction):
+        return f"{action.partition}: goes on, {action.reason}"
+    if isinstance(action, RebuildStateAction):
+        return f"{action.partition}: state made of its records, {action.reason}"
+    return f"{action.partition}: goes on after {action.passed_range}"
+
+
+# Files that are written anew
+
+
+class RewriteRegion(Struct, frozen=True):
+    """A range of offsets whose records are written anew as one file."""
+
+    offset_range: OffsetRange
+    replaced_files: tuple[File, ...]
+    """Committed files that leave the table."""
+
+
+def _plan_regions(
+    active_files: Iterable[File], is_affected: Callable[[File], bool], rows_max: int
+) -> list[RewriteRegion]:
+    """Where record files are written anew: around the affected files, never across another file.
+
+    So a file that stays has its offsets for itself, and no file is read without need. A region
+    ends after `rows_max` rows.
+    """
+    regions: list[RewriteRegion] = []
+    region_files: list[File] = []
+    region_start = 0
+
+    def close_region(end: int) -> None:
+        if region_start < end:
+            regions.append(RewriteRegion(OffsetRange(region_start, end), tuple(region_files)))
+        region_files.clear()
+
+    for file in sorted(active_files, key=lambda file: file.first_offset):
+        file_end = file.last_offset + 1
+        if not is_affected(file):
+            close_region(file.first_offset)
+            region_start = file_end
+            continue
+        region_files.append(file)
+        if sum(region_file.rows for region_file in region_files) >= rows_max:
+            close_region(file_end)
+            region_start = file_end
+    close_region(END_OFFSET)
+    return regions
+
+
+def _partly_replaced(files: Iterable[File], replaced: ReplacedRecords) -> list[File]:
+    """Files that may hold records that stay, and so have to be read."""
+    return [file for file in files if not replaced.covers(file.first_offset, file.last_offset)]
+
+
+# Gaps that a refold closes
+
+GapKey = tuple[str | None, int, str]
+"""What identifies a gap in its partition: the session, the offset and the finding."""
+
+
+def repaired_marks(
+    gaps: Iterable[Gap], refold: PartitionRefold
+) -> tuple[list[GapMark], list[GapMark], bool]:
+    """What a refold does to the gaps of its partition. Three things come back.
+
+    1. Marks that close the gaps whose output was made again.
+    2. The marks of the refold itself, without those of gaps that are open still.
+    3. Whether every message that the refold set aside was set aside before. Then it is in a file
+       of quarantined messages already.
+    """
+    unrepaired_gaps: list[Gap] = []
+    for gap in gaps:
+        is_of_partition = gap.topic_partition == refold.rewind.partition
+        if is_of_partition and gap.topic_id == refold.account.topic_id and gap.mended is None:
+            unrepaired_gaps.append(gap)
+    opening_keys = {_key_of_mark(mark) for mark in refold.marks if not mark.closed_by}
+    repeated_keys = opening_keys.intersection(map(_key_of_gap, unrepaired_gaps))
+    # 1. Gaps that are closed.
+    replaced = refold.replaced_records()
+    closing_marks: list[GapMark] = []
+    for gap in unrepaired_gaps:
+        if _is_repaired(gap, refold.rewind, replaced, repeated_keys):
+            mark = GapMark(
+                finding=gap.finding, offset=gap.start, session=gap.session, closed_by="repair"
+            )
+            closing_marks.append(mark)
+    # 2. Marks of the refold.
+    new_marks = [
+        mark for mark in refold.marks if mark.closed_by or _key_of_mark(mark) not in repeated_keys
+    ]
+    # 3. Messages that were set aside.
+    is_quarantined_already = not any(mark.quarantined for mark in new_marks)
+    return closing_marks, new_marks, is_quarantined_already
+
+
+def _key_of_gap(gap: Gap) -> GapKey:
+    return gap.session, gap.start, gap.finding
+
+
+def _key_of_mark(mark: GapMark) -> GapKey:
+    return mark.session, mark.offset, mark.finding
+
+
+def _is_repaired(
+    gap: Gap, rewind: Rewind, replaced: ReplacedRecords, repeated_keys: set[GapKey]
+) -> bool:
+    """Whether a refold takes a gap back."""
+    if rewind.frontier <= gap.start < rewind.account.frontier:
+        # The log was cut before this gap. Its messages do not exist, and its offsets will be
+        # used again by other messages.
+        return True
+    if _key_of_gap(gap) in repeated_keys or gap.closed_how == CLOSED_BY_FORWARD:
+        return False
+    if gap.session is None:
+        return replaced.sessions is None and replaced.start <= gap.start < replaced.end
+    last_offset = gap.start if gap.until is None else gap.until - 1
+    is_start_replaced = replaced.includes(gap.session, gap.start)
+    return is_start_replaced and replaced.includes(gap.session, last_offset)
+
+
+# Refusals
+
+
+def _refuse_other_holds(repair_plan: RepairPlan) -> None:
+    """Refuse a plan for partitions that another repair holds: a person must decide first."""
+    if not repair_plan.blocking_holds:
+        return
+    hold = repair_plan.blocking_holds[0]
+    facts = hold.describe(repair_plan.stream)
+    raise ConfigError(
+        f"{repair_plan.stream}: {facts['held']} is held by repair {hold.id}, which was asked for"
+        " something else",
+        asked=facts["asked"],
+        next=f"go on with it first: {facts['go on']}\nor give it up: {facts['give up']}",
     )
-    if is_halted:
-        advice += (
-            f"\nTo go on without them: seriatim repair {stream} --partition {partition} --forward"
-        )
-    return IntegrityError(f"{stream}: {partition} cannot be folded again: {loss}", next=advice)
+
+
+def _nothing_left_error(repair_plan: RepairPlan) -> SeriatimError:
+    """Why the plan that was made under the hold has no actions.
+
+    Either another repair did the work, or what the refold needs is gone by now.
+    """
+    if not repair_plan.notes:
+        return _overtaken_error(repair_plan.stream, "nothing is damaged any more")
+    return IntegrityError(
+        f"{repair_plan.stream}: what was planned cannot be done any more",
+        cause="\n".join(repair_plan.notes)[:1500],
+        next=f"nothing was changed; look at the plan again: seriatim repair {repair_plan.stream}",
+    )
+
+
+def _overtaken_error(stream: str, observation: str) -> FencedError:
+    return FencedError(
+        f"{stream}: another repair was faster",
+        found=observation,
+        next=f"`seriatim status {stream}` shows who holds what; then repair again if something is"
+        " left",
+    )
+
+
+def _machine_changed_error(stream: str, partition: Partition, difference: str) -> IntegrityError:
+    """The machine must be the one that folded a partition, and it makes something else."""
+    return IntegrityError(
+        f"{stream}: the machine that is deployed is not the one that folded {partition}: it makes"
+        f" {difference}",
+        next="nothing was changed. Without --machine unchanged history is folded again with what is"
+        " deployed;\n"
+        f"`seriatim replay {stream} --to DIR` and `seriatim diff` show what that would change",
+    )
 
 
 def _halted_error(stream: str, halt: Finding) -> IntegrityError:
@@ -592,11 +1146,3 @@ def _halted_error(stream: str, halt: Finding) -> IntegrityError:
         next="nothing was changed. Fix what the cause names, or go on without these messages:\n"
         f"seriatim repair {stream} --partition {halt.partition_name} --forward",
     )
-
-
-def _unmoved_changes(ledger: Ledger, partitions: Iterable[Partition]) -> tuple[Change, ...]:
-    changes = []
-    for partition in partitions:
-        account = ledger.partitions[str(partition)]
-        changes.append(unmoved_change(partition, account))
-    return tuple(changes)

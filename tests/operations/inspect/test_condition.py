@@ -11,7 +11,7 @@ from msgspec import Struct
 from seriatim.errors import ConfigError
 from seriatim.operations.inspect.bisect import INVARIANT_NAMES
 from seriatim.operations.inspect.condition import parse_condition
-from seriatim.operations.inspect.trace_step import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
+from seriatim.operations.inspect.tracing import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
 from seriatim.operations.inspect.views import RowsView
 
 ROOTS = ("offset", "message", "state", "records")

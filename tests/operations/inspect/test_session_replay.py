@@ -21,11 +21,11 @@ from seriatim.engine.machine import Machine, UserMachine
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger.manifests import Manifest
-from seriatim.operations.inspect.find_session import find_session
 from seriatim.operations.inspect.replay import ReplayRun
+from seriatim.operations.inspect.session_replay import find_session
 from seriatim.operations.inspect.views import diff_states, state_to_plain
 from seriatim.operations.release import release_session
-from seriatim.operations.repair.refold_rules import same_session
+from seriatim.operations.rewind import same_session
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream
 from tests.operations.adding_machines import (

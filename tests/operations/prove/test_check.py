@@ -20,8 +20,8 @@ from seriatim.memory.check import MemorySight
 from seriatim.operations.prove.check import CheckAttempt, accept_failed_check
 from seriatim.operations.prove.partition_rules import PartitionProver
 from seriatim.operations.prove.suite import Expectation
-from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RepairRun
 from seriatim.operations.report_findings import unreported_findings
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryChecker, MemoryStream

@@ -16,9 +16,9 @@ from seriatim.engine.machine import Machine
 from seriatim.engine.offsets import OffsetRange
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.operations.repair.backfill import backfill_ranges
-from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.refold_rules import Rewind, plan_stages
-from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RepairRun
+from seriatim.operations.rewind import Rewind, plan_stages
 from seriatim.operations.run_request import parse_run_request
 from seriatim.testing import MemoryStream
 from tests.operations.adding_machines import (

@@ -11,8 +11,7 @@ import pytest
 from seriatim.errors import IntegrityError, PlatformError
 from seriatim.ledger.entries import Entry
 from seriatim.ledger.manifests import DIFFERENCE_FILE, LedgerHead, ManifestReference
-from seriatim.operations.repair.plan import RefoldAction, RepairRequest
-from seriatim.operations.repair.repair import plan_repair
+from seriatim.operations.repair.damage import RefoldAction, RepairRequest, plan_repair
 from seriatim.testing import MemoryStream
 from tests.operations.compact_helper import run_compaction
 from tests.operations.decision_helper import accept

@@ -20,11 +20,10 @@ from seriatim.ledger.entries import (
     apply_entry,
 )
 from seriatim.ledger.gaps import GapsFold
-from seriatim.ledger.history import PartitionHistory
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change, Halt, Ledger
 from seriatim.operations.repair.forward import plan_forward
-from seriatim.operations.repair.refold_rules import RefoldRequest, Rewind, plan_stages
+from seriatim.operations.rewind import PartitionHistory, RefoldRequest, Rewind, plan_stages
 
 P = Partition("in-a", 0)
 

@@ -9,13 +9,8 @@ import pytest
 
 from seriatim.engine.crash_points import CRASH_POINTS, REPAIR_POINTS, arm
 from seriatim.errors import ConfigError, FencedError, IntegrityError
-from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.repair import (
-    RepairRun,
-    abandon_repair,
-    plan_repair,
-    request_of_hold,
-)
+from seriatim.operations.repair.damage import RepairRequest, plan_repair, request_of_hold
+from seriatim.operations.repair.refold import RepairRun, abandon_repair
 from tests.operations.adding_machines import (
     Adder,
     BuggyAdder,
@@ -42,7 +37,7 @@ def test_a_hold_that_was_left_is_resumed_by_the_same_command() -> None:
     remove_file(made, made.accounts()[A0].state[-1].path)
     tools = made.open()
     made_plan = plan_repair(tools, RepairRequest())
-    RepairRun(tools).refold_run.place_hold(
+    RepairRun(tools).place_hold(
         made.ledger.head("s"), made_plan.partitions, made_plan.request.to_json()
     )
     first = made.accounts()[A0].hold
@@ -66,9 +61,7 @@ def test_two_resumes_at_once_have_one_winner() -> None:
     remove_file(made, made.accounts()[A0].state[-1].path)
     tools = made.open()
     before = plan_repair(tools, RepairRequest())
-    RepairRun(tools).refold_run.place_hold(
-        made.ledger.head("s"), before.partitions, before.request.to_json()
-    )
+    RepairRun(tools).place_hold(made.ledger.head("s"), before.partitions, before.request.to_json())
     one, other = (
         plan_repair(made.open(), RepairRequest()),
         plan_repair(made.open(), RepairRequest()),
@@ -106,7 +99,7 @@ def test_an_abandoned_repair_gives_its_partitions_back() -> None:
     made = create_sliced_stream()
     before = records_in_order(made, A0)
     tools = made.open()
-    RepairRun(tools).refold_run.place_hold(
+    RepairRun(tools).place_hold(
         made.ledger.head("s"), [A0], RepairRequest(partition=str(A0), start=3).to_json()
     )
     hold = made.accounts()[A0].hold or ""
@@ -207,7 +200,7 @@ def test_a_run_goes_on_when_a_repair_comes_between(finished: bool) -> None:
                 repair(made, partition=str(A0), start=3)
             else:
                 tools = made.open()
-                RepairRun(tools).refold_run.place_hold(
+                RepairRun(tools).place_hold(
                     made.ledger.head("s"), [A0], RepairRequest(partition=str(A0), start=3).to_json()
                 )
 

@@ -12,11 +12,10 @@ import pytest
 
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError
-from seriatim.ledger.history import SliceProof
+from seriatim.operations import rewind
 from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.views import state_to_plain
-from seriatim.operations.repair import lost_messages
-from seriatim.operations.repair.lost_messages import LossDetector, MessageLoss
+from seriatim.operations.rewind import LossDetector, MessageLoss, SliceProof
 from seriatim.testing import MemoryPastReader, MemoryStream
 from tests.operations.lookback_helper import head_of, run_bisection
 from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
@@ -167,7 +166,7 @@ def test_slices_are_counted_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> N
         OneWay(made.reader),
         list[MessageLoss](),
     )
-    monkeypatch.setattr(lost_messages, "AT_ONCE", 20)
+    monkeypatch.setattr(rewind, "COUNTED_OFFSETS_MAX", 20)
     assert (
         len(
             list(LossDetector(A0, proofs, reread).read_and_detect(OffsetRange(1, 79), heard.append))

@@ -13,8 +13,8 @@ import pytest
 
 from seriatim.engine.machine import UserMachine
 from seriatim.errors import IntegrityError
-from seriatim.operations.repair.plan import RebuildStateAction, RepairRequest
-from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.operations.repair.damage import RebuildStateAction, RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RepairRun
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.store import LocalStore
 from seriatim.testing import MemoryStream

@@ -8,8 +8,7 @@ import random
 import pytest
 
 from seriatim.errors import ConfigError, IntegrityError
-from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.repair import plan_repair
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
 from seriatim.testing import MemoryStream
 from tests.operations.adding_machines import (
     Adder,

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from seriatim.engine.crash_points import arm
 from seriatim.operations.release import release_session
-from seriatim.operations.repair.plan import RepairRequest
-from seriatim.operations.repair.repair import RepairRun, plan_repair
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RepairRun
 from seriatim.testing import MemoryStream
 from tests.operations.adding_machines import (
     Adder,
@@ -148,9 +148,7 @@ def test_the_same_command_goes_on_when_more_is_hurt_meanwhile() -> None:
     remove_file(made, made.accounts()[A0].state[-1].path)
     tools = made.open()
     first = plan_repair(tools, RepairRequest())
-    RepairRun(tools).refold_run.place_hold(
-        made.ledger.head("s"), first.partitions, first.request.to_json()
-    )
+    RepairRun(tools).place_hold(made.ledger.head("s"), first.partitions, first.request.to_json())
     remove_file(made, made.accounts()[A1].state[-1].path)
     repair(made)
     assert [account.hold for account in made.accounts().values()] == [None, None]
@@ -166,9 +164,7 @@ def test_a_hold_is_released_when_nothing_is_hurt_any_more() -> None:
     remove_file(made, path)
     tools = made.open()
     first = plan_repair(tools, RepairRequest())
-    RepairRun(tools).refold_run.place_hold(
-        made.ledger.head("s"), first.partitions, first.request.to_json()
-    )
+    RepairRun(tools).place_hold(made.ledger.head("s"), first.partitions, first.request.to_json())
     made.files.files[path] = kept
     repair(made)
     assert made.accounts()[A0].hold is None
