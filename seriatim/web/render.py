@@ -24,7 +24,7 @@ from seriatim import __version__
 from seriatim.engine.findings import format_duration, shorten
 from seriatim.ledger.model import Account
 from seriatim.operations.report import PageTable, PartitionBar
-from seriatim.operations.stream_status import PartitionStatus, StreamStatus, Tone, time_tone
+from seriatim.operations.status import PartitionStatus, StreamStatus, Tone, time_tone
 from seriatim.web.address import page_path
 
 FOLDER = Path(__file__).parent
@@ -219,7 +219,7 @@ def _stream_facts(status: StreamStatus) -> str:
 
 def _kafka_note(status: StreamStatus, now_seconds: float) -> str:
     """A note if the last look at Kafka is old, or if there is none: the lag is old as well then."""
-    at_seconds = status.as_of_seconds
+    at_seconds = status.at_seconds
     if at_seconds is None:
         return "Kafka was not asked yet" if status.partitions else ""
     is_stale = now_seconds - at_seconds > STALE_SECONDS

@@ -27,7 +27,7 @@ from seriatim.ledger.entries import (
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Ledger
 from seriatim.operations.report import PageTable, ReportPage, build_report_page
-from seriatim.operations.stream_status import (
+from seriatim.operations.status import (
     PartitionStatus,
     StreamStatus,
     Tone,
@@ -124,7 +124,7 @@ def render_streams_page(
 
 def _describe_kafka_ages(stream_statuses: Sequence[StreamStatus], now_seconds: float) -> str:
     """When Kafka was last asked, and also the oldest time if that is much older."""
-    times = [status.as_of_seconds for status in stream_statuses if status.as_of_seconds]
+    times = [status.at_seconds for status in stream_statuses if status.at_seconds]
     if not times:
         return "Kafka was not asked yet"
     oldest = min(times)
@@ -147,8 +147,7 @@ def _streams_cards(stream_statuses: Sequence[StreamStatus]) -> list[FigureCard]:
     for status in stream_statuses:
         partitions += len(status.partitions)
         halted += sum(partition.halt is not None for partition in status.partitions)
-        # -1 stands for a number that is not known.
-        quarantined += max(status.quarantined, 0)
+        quarantined += status.quarantined_count
         lag += status.lag or 0
     return [
         ("streams", f"{len(stream_statuses):,}", ""),
@@ -185,7 +184,7 @@ def render_stream_page(base: str, stream_history: StreamHistory, now_seconds: fl
         base=base,
         title=status.stream,
         crumbs=[("Streams", "/")],
-        subtitle=_describe_kafka_age(status.as_of_seconds, now_seconds),
+        subtitle=_describe_kafka_age(status.at_seconds, now_seconds),
         status=status,
         stream=stream_history.file.stream,
         cards=_stream_cards(status, ledger, now_seconds),
@@ -214,7 +213,7 @@ def _stream_cards(
     status: StreamStatus, ledger: Ledger | None, now_seconds: float
 ) -> list[FigureCard]:
     """The stream in a few numbers."""
-    quarantined = max(status.quarantined, 0)
+    quarantined = status.quarantined_count
     last_entry = "–"
     checked = "–"
     if ledger:
