@@ -16,20 +16,19 @@ from typing import Any, Literal, NoReturn
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.offsets import Partition
+from seriatim.engine.offsets import TOPIC_NAME, Partition
 from seriatim.errors import ConfigError
+from seriatim.stream import MESSAGES_MAX, STREAM_NAME
 
 RunAction = Literal["run", "backfill", "replay"]
 RUN_ACTIONS: tuple[RunAction, ...] = ("run", "backfill", "replay")
-MESSAGES_MAX = 1_000_000_000
 NAMES_LISTED_MAX = 1000
 """Topics or partitions that a form names, at most."""
-TOPIC_PATTERN = r"[A-Za-z0-9._-]{1,249}"
+TOPIC_PATTERN = TOPIC_NAME.pattern
 PARTITION_PATTERN = rf"{TOPIC_PATTERN}/(0|[1-9][0-9]{{0,5}})"
 OFFSET_PATTERN = r"0|[1-9][0-9]{0,17}"
 TIME_PATTERN = r"20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9](:[0-5][0-9])?Z"
 EDGE_EXAMPLES = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
-STREAM_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 SESSION_NAME_MAX = 1000
 TRACED_SESSIONS_MAX = 20
 """Sessions that a run traces, at most."""
@@ -194,7 +193,7 @@ def repair_arguments(form_values: Mapping[str, Any]) -> list[str]:
     filled = _filled_fields(form_values)
     _check_field_names(filled, REPAIR_FIELDS)
     stream = filled.get("stream")
-    if not isinstance(stream, str) or not re.fullmatch(STREAM_PATTERN, stream):
+    if not isinstance(stream, str) or not STREAM_NAME.fullmatch(stream):
         _refuse("stream", f"found {_describe_value(stream)}", "the name of a stream")
     arguments = ["repair", stream]
     if "partition" in filled:
