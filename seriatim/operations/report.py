@@ -121,7 +121,7 @@ def build_report_page(stream: str, before: Ledger, manifests: Sequence[Manifest]
         bars=[_bar(name, before, after) for name in after.partitions],
         tables=[
             _certificates(entries),
-            _verdicts(entries),
+            verdicts_table(entries, "Verdicts", empty="No check in these entries."),
             _failed_ranges(after),
             _halts(after),
             _log(entries),
@@ -235,8 +235,9 @@ def _certificate_row(sequence: int, certificate: Certificate) -> list[Any]:
     ]
 
 
-def _verdicts(entries: Iterable[Entry]) -> PageTable:
-    rows = []
+def verdicts_table(entries: Iterable[Entry], title: str, empty: str) -> PageTable:
+    """What the checks among these entries judged."""
+    rows: list[list[Any]] = []
     for entry in entries:
         if not isinstance(entry, VerdictEntry):
             continue
@@ -246,9 +247,7 @@ def _verdicts(entries: Iterable[Entry]) -> PageTable:
             for partition, verdict in entry.verdict.items()
         ]
     columns = ("entry", "judged", "partition", "verdict", "what was looked at")
-    return PageTable(
-        title="Verdicts", columns=columns, rows=rows, empty="No check in these entries."
-    )
+    return PageTable(title=title, columns=columns, rows=rows, empty=empty)
 
 
 def _failed_ranges(after: Ledger) -> PageTable:

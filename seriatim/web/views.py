@@ -26,7 +26,7 @@ from seriatim.ledger.entries import (
 )
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Ledger
-from seriatim.operations.report import PageTable, ReportPage, build_report_page
+from seriatim.operations.report import PageTable, ReportPage, build_report_page, verdicts_table
 from seriatim.operations.status import (
     PartitionStatus,
     StreamStatus,
@@ -382,7 +382,9 @@ def render_entry_page(base: str, stream: str, slice_row: SliceRow) -> str:
     report = build_report_page(stream, slice_row.ledger_before, [manifest])
     tables = [table for table in report.tables if table.title in REPORT_TABLES and table.rows]
     if not entry.has_nothing_to_judge:
-        tables.append(_verdicts_table(slice_row.verdicts))
+        later_entries = [verdict.entry for verdict in slice_row.verdicts]
+        title = "Verdicts of later checks"
+        tables.append(verdicts_table(later_entries, title, empty="Not judged yet: seriatim check"))
     tables.append(_manifest_table(manifest))
     tables += _files_tables(entry)
     return render_template(
@@ -480,26 +482,6 @@ def _manifest_table(manifest: Manifest) -> PageTable:
     }
     rows = [[name, str(value)] for name, value in facts.items() if value != ""]
     return PageTable(title="Manifest", columns=("what", "is"), rows=rows)
-
-
-def _verdicts_table(manifests: Sequence[Manifest]) -> PageTable:
-    """The verdicts of later entries about this one."""
-    rows: list[Sequence[object]] = []
-    for manifest in manifests:
-        entry = manifest.entry
-        if not isinstance(entry, VerdictEntry):
-            continue
-        judged = f"{entry.judged_after + 1} to {entry.judged_until}"
-        rows += [
-            [entry.sequence, judged, partition_name, result, entry.reason]
-            for partition_name, result in entry.verdict.items()
-        ]
-    return PageTable(
-        title="Verdicts of later checks",
-        columns=("entry", "judged", "partition", "verdict", "what was looked at"),
-        rows=rows,
-        empty="Not judged yet: seriatim check",
-    )
 
 
 def _files_tables(entry: Entry) -> Iterator[PageTable]:
