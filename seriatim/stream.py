@@ -178,8 +178,7 @@ RESERVED_NAMES = ("seriatim_compact", "seriatim_repair", "seriatim_watch")
 class _CheckedFile:
     """A stream file while it is being checked. Errors name the file and the key."""
 
-    def __init__(self, name: str, file_name: str) -> None:
-        self.name = name
+    def __init__(self, file_name: str) -> None:
         self.file_name = file_name
 
     def refuse(self, key: str, found: str, allowed: str) -> NoReturn:
@@ -192,7 +191,7 @@ class _CheckedFile:
 
 def parse_stream(name: str, toml_values: Mapping[str, Any], file_name: str) -> Stream:
     """The stream of a TOML file, checked. `file_name` is the name that errors show."""
-    file = _CheckedFile(name, file_name)
+    file = _CheckedFile(file_name)
     if not STREAM_NAME.fullmatch(name) or name in RESERVED_NAMES:
         allowed = f"letters, digits, - and _, at most 64; not {', '.join(RESERVED_NAMES)}"
         file.refuse("file name", f"{name!r} cannot name a stream", allowed)

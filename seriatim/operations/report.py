@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -21,6 +21,7 @@ from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import Entry, SliceEntry, VerdictEntry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change, Ledger, describe_failed_range
+from seriatim.operations.status import Tone
 from seriatim.ports import LedgerStore
 
 ENTRIES_MAX = 20
@@ -36,7 +37,7 @@ class Card(Struct, frozen=True):
 
     label: str
     value: str
-    tone: Literal["", "good", "bad"] = ""
+    tone: Tone = ""
 
 
 class PageFinding(Struct, frozen=True):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from msgspec import Struct
 
 from seriatim import __version__
@@ -71,7 +71,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        css=_class_attribute,
         page_path=page_path,
         rows_max=PAGE_ROWS_MAX,
         urgent_concerns=URGENT_CONCERNS,
@@ -118,13 +117,6 @@ def _shorten_lines(text: str, lines_max: int) -> Whole:
     """The first lines of a text, each of them shortened by itself."""
     lines = text.splitlines()[:lines_max]
     return Whole("\n".join(shorten(line, PAGE_TEXT_MAX) for line in lines))
-
-
-def _class_attribute(names: str) -> Markup:
-    """The attribute `class`; nothing for no class."""
-    if not names:
-        return Markup("")
-    return Markup(' class="{}"').format(escape(names))
 
 
 def _count_with_noun(count: int, noun: str) -> str:

@@ -26,7 +26,13 @@ from seriatim.ledger.entries import (
 )
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Ledger
-from seriatim.operations.report import PageTable, ReportPage, build_report_page, verdicts_table
+from seriatim.operations.report import (
+    Card,
+    PageTable,
+    ReportPage,
+    build_report_page,
+    verdicts_table,
+)
 from seriatim.operations.status import (
     PartitionStatus,
     StreamStatus,
@@ -98,8 +104,6 @@ CHART_LEFT = 8
 CHART_BOTTOM = 4
 CHART_SLICES_MIN = 12
 """The chart has space for at least so many slices: two of them should not fill it."""
-FigureCard = tuple[str, str, Tone]
-"""A number at the top of a page: its label, its text and its tone."""
 
 
 def render_streams_page(
@@ -135,7 +139,7 @@ def _describe_kafka_ages(stream_statuses: Sequence[StreamStatus], now_seconds: f
     return text
 
 
-def _streams_cards(stream_statuses: Sequence[StreamStatus]) -> list[FigureCard]:
+def _streams_cards(stream_statuses: Sequence[StreamStatus]) -> list[Card]:
     """All streams in a few numbers."""
     tones = [status.tone for status in stream_statuses]
     bad = tones.count("bad")
@@ -150,13 +154,13 @@ def _streams_cards(stream_statuses: Sequence[StreamStatus]) -> list[FigureCard]:
         quarantined += status.quarantined_count
         lag += status.lag or 0
     return [
-        ("streams", f"{len(stream_statuses):,}", ""),
-        ("need a person", f"{bad:,}", _tone_of_count(bad)),
-        ("to look at", f"{warn:,}", "warn" if warn else ""),
-        ("partitions", f"{partitions:,}", ""),
-        ("halted partitions", f"{halted:,}", _tone_of_count(halted)),
-        ("sessions in quarantine", f"{quarantined:,}", _tone_of_count(quarantined)),
-        ("messages that wait", f"{lag:,}", ""),
+        Card("streams", f"{len(stream_statuses):,}"),
+        Card("need a person", f"{bad:,}", _tone_of_count(bad)),
+        Card("to look at", f"{warn:,}", "warn" if warn else ""),
+        Card("partitions", f"{partitions:,}"),
+        Card("halted partitions", f"{halted:,}", _tone_of_count(halted)),
+        Card("sessions in quarantine", f"{quarantined:,}", _tone_of_count(quarantined)),
+        Card("messages that wait", f"{lag:,}"),
     ]
 
 
@@ -209,9 +213,7 @@ def _describe_kafka_age(then_seconds: float | None, now_seconds: float) -> str:
     return f"Kafka as of {render_age(then_seconds, now_seconds)}"
 
 
-def _stream_cards(
-    status: StreamStatus, ledger: Ledger | None, now_seconds: float
-) -> list[FigureCard]:
+def _stream_cards(status: StreamStatus, ledger: Ledger | None, now_seconds: float) -> list[Card]:
     """The stream in a few numbers."""
     quarantined = status.quarantined_count
     last_entry = "–"
@@ -220,21 +222,22 @@ def _stream_cards(
         last_entry = str(status.sequence)
         checked = str(status.checked)
     nearest = status.nearest
-    time_left: FigureCard = ("time left", render_time_left(None), "")
+    time_left = Card("time left", render_time_left(None))
     if nearest is not None:
-        time_left = ("time left", render_time_left(nearest.time_left_seconds), time_tone(nearest))
+        seconds = nearest.time_left_seconds
+        time_left = Card("time left", render_time_left(seconds), time_tone(nearest))
     return [
-        ("verdict", status.verdict, status.tone),
-        ("circuit", status.circuit, "bad" if status.circuit == "open" else "good"),
-        ("tier", status.tier, ""),
-        ("messages that wait", render_number(status.lag), ""),
+        Card("verdict", status.verdict, status.tone),
+        Card("circuit", status.circuit, "bad" if status.circuit == "open" else "good"),
+        Card("tier", status.tier),
+        Card("messages that wait", render_number(status.lag)),
         time_left,
-        ("messages a second", render_number(status.rate), ""),
-        ("last run", render_age(status.last_run_seconds, now_seconds), ""),
-        ("in quarantine", f"{quarantined:,}", "bad" if quarantined else ""),
-        ("open gaps", render_number(status.gaps_open), "bad" if status.gaps_open else ""),
-        ("last entry", last_entry, ""),
-        ("checked up to", checked, ""),
+        Card("messages a second", render_number(status.rate)),
+        Card("last run", render_age(status.last_run_seconds, now_seconds)),
+        Card("in quarantine", f"{quarantined:,}", "bad" if quarantined else ""),
+        Card("open gaps", render_number(status.gaps_open), "bad" if status.gaps_open else ""),
+        Card("last entry", last_entry),
+        Card("checked up to", checked),
     ]
 
 
