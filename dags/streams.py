@@ -14,7 +14,6 @@ from pathlib import Path
 
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG
-from airflow.sdk.definitions.param import ParamsDict
 
 from seriatim import config, stream_files
 from seriatim.airflow.command import common_task_arguments, schedule_arguments
@@ -26,10 +25,8 @@ from seriatim.errors import ConfigError
 from seriatim.stream_files import StreamFile
 
 FOLDER = Path(__file__).resolve().parent.parent
-FORM_PARAMS = ParamsDict(stream_params())
-"""The form of all DAGs. Passed to each DAG in the usual way, it would be validated and copied each
-time, which takes most of the time of parsing this file.
-"""
+FORM_PARAMS = stream_params()
+"""The form of all DAGs."""
 
 
 def stream_dag(file: StreamFile) -> DAG:
@@ -65,7 +62,9 @@ def stream_dag(file: StreamFile) -> DAG:
         all_succeeded = EmptyOperator(task_id="done", owner=common["owner"])
         plan >> fold >> check >> publish
         [fold, check, publish] >> all_succeeded
-    vars(dag)["params"] = FORM_PARAMS
+    # Given to the DAG when it is made, they would be validated, and copied for each task, which takes
+    # most of the time of parsing this file.
+    dag.params.update(FORM_PARAMS)
     return dag
 
 

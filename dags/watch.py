@@ -14,7 +14,7 @@ from pathlib import Path
 from airflow.sdk import DAG
 
 from seriatim.airflow.command import common_task_arguments, schedule_arguments
-from seriatim.airflow.watch import WatchOperator
+from seriatim.airflow.operators import WatchOperator
 from seriatim.errors import IntegrityError
 
 FOLDER = Path(__file__).resolve().parent.parent

@@ -27,7 +27,7 @@ from msgspec.structs import replace
 
 from seriatim import config, stream_files
 from seriatim.config import Settings
-from seriatim.embedded.java_noise import quiet_java
+from seriatim.embedded.java import quiet_java
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
 from seriatim.kafka import client

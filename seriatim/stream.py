@@ -11,23 +11,37 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from msgspec import Struct, field
+import msgspec
+from msgspec import Meta, Struct, field
 
 from seriatim.engine.decoding import Decoder
-from seriatim.engine.findings import TIERS, OnPoison, Tier, tier_action
+from seriatim.engine.findings import OnPoison, Tier, tier_action
 from seriatim.engine.fold import Limits
 from seriatim.engine.offsets import TOPIC_NAME
 from seriatim.engine.records import RECORD_COLUMN_NAMES
 from seriatim.engine.rules import WindowSize
 from seriatim.engine.table import TableMachine, column_type
 from seriatim.errors import ConfigError
-from seriatim.schedule import describe_cron_error, is_mail_address
 
 MESSAGES_MAX = 1_000_000_000
 COLUMN_NAME = re.compile(r"[^\s,;{}()=\x00-\x1f]{1,128}")
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+MAIL_ADDRESS = re.compile(
+    r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?"
+)
+"""One address and nothing else: no display name, no list, no line break."""
+CRON_FIELDS = {
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day": "1 to 31",
+    "month": "1 to 12",
+    "weekday": "0 to 7",
+}
+
+# The types of the fields below are the schema of the file: msgspec refuses any other value.
+Hours = Annotated[int, Meta(ge=1, le=100_000)]
 
 
 class TableSettings(Struct, frozen=True, kw_only=True):
@@ -43,8 +57,8 @@ class TableSettings(Struct, frozen=True, kw_only=True):
 class SliceSettings(Struct, frozen=True, kw_only=True):
     """[slice]: bounds of one unit of work."""
 
-    messages_max: int = 2_000_000
-    read: str = "spark"
+    messages_max: Annotated[int, Meta(ge=1, le=MESSAGES_MAX)] = 2_000_000
+    read: Literal["spark", "task"] = "spark"
     """What reads Kafka: Spark's own source, or each task for its own range."""
 
 
@@ -53,9 +67,9 @@ class OutputSettings(Struct, frozen=True, kw_only=True):
 
     path: str = ""
     partition_by: tuple[str, ...] = ()
-    compression: str = "zstd"
-    file_bytes_target: int = 134_217_728
-    keep_versions_days: int = 30
+    compression: Literal["zstd", "snappy", "gzip", "lz4", "none"] = "zstd"
+    file_bytes_target: Annotated[int, Meta(ge=1 << 16, le=1 << 34)] = 134_217_728
+    keep_versions_days: Annotated[int, Meta(ge=1, le=100_000)] = 30
 
 
 class ScheduleSettings(Struct, frozen=True, kw_only=True):
@@ -68,10 +82,10 @@ class AlertSettings(Struct, frozen=True, kw_only=True):
     """[alerts]: who gets mails, and when."""
 
     to: tuple[str, ...] = ()
-    time_left_warning_hours: int = 24
-    remind_hours: int = 12
-    late_run_minutes: int = 60
-    snapshot_distance_max_minutes: int = 0
+    time_left_warning_hours: Hours = 24
+    remind_hours: Annotated[int, Meta(ge=1, le=10_000)] = 12
+    late_run_minutes: Annotated[int, Meta(ge=1, le=10_000_000)] = 60
+    snapshot_distance_max_minutes: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
 
 
 class Stream(Struct, frozen=True, kw_only=True):
@@ -81,17 +95,17 @@ class Stream(Struct, frozen=True, kw_only=True):
     topics: str
     machine: str
     tier: Tier = "strict"
-    window_messages: int = 100
-    window_seconds: int = 60
+    window_messages: Annotated[int, Meta(ge=1, le=10_000)] = 100
+    window_seconds: Annotated[int, Meta(ge=1, le=7 * 86_400)] = 60
     decoder: str = "json"
     session: str = "key"
     sequence: str | None = None
-    isolation: str = "read_committed"
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
     on_poison: OnPoison = "quarantine"
-    on_check_failure: str = "hold-publish"
-    session_timeout_hours: int = 0
-    parallelism: str = "partition"
-    topic_drained_hours: int = 72
+    on_check_failure: Literal["hold-publish", "stop"] = "hold-publish"
+    session_timeout_hours: Annotated[int, Meta(ge=0, le=100_000)] = 0
+    parallelism: Literal["partition", "session", "none"] = "partition"
+    topic_drained_hours: Hours = 72
     snapshot_requests: str = ""
     table: TableSettings = TableSettings()
     slice: SliceSettings = SliceSettings()
@@ -139,22 +153,6 @@ class Stream(Struct, frozen=True, kw_only=True):
         )
 
 
-SECTIONS: dict[str, type[Struct]] = {
-    "table": TableSettings,
-    "slice": SliceSettings,
-    "output": OutputSettings,
-    "schedule": ScheduleSettings,
-    "alerts": AlertSettings,
-}
-ALLOWED_VALUES: dict[str, tuple[str, ...]] = {
-    "tier": TIERS,
-    "isolation": ("read_committed", "read_uncommitted"),
-    "on_poison": ("quarantine", "halt", "skip"),
-    "on_check_failure": ("hold-publish", "stop"),
-    "parallelism": ("partition", "session", "none"),
-    "slice.read": ("spark", "task"),
-    "output.compression": ("zstd", "snappy", "gzip", "lz4", "none"),
-}
 SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
     "parallelism": ("partition", "session"),
 }
@@ -166,27 +164,13 @@ DECODERS = ("json", "debezium", "avro", "protobuf")
 CLASS_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """`module:Class`, a class in a Python file beside the stream file, or in a package."""
 
-
-NUMBER_BOUNDS = (
-    ("output.file_bytes_target", 1 << 16, 1 << 34),
-    ("output.keep_versions_days", 1, 100_000),
-    ("window_messages", 1, 10_000),
-    ("window_seconds", 1, 7 * 86_400),
-    ("session_timeout_hours", 0, 100_000),
-    ("alerts.snapshot_distance_max_minutes", 0, 10_000_000),
-    ("topic_drained_hours", 1, 100_000),
-    ("alerts.time_left_warning_hours", 1, 100_000),
-    ("alerts.late_run_minutes", 1, 10_000_000),
-    ("alerts.remind_hours", 1, 10_000),
-)
-"""Bounds of whole numbers."""
-
-
-VALUE_TYPES: dict[str, tuple[type, str]] = {
-    "int": (int, "a whole number"),
-    "bool": (bool, "true or false"),
+TYPE_NAMES: dict[type, str] = {
+    msgspec.inspect.IntType: "a whole number",
+    msgspec.inspect.BoolType: "true or false",
+    msgspec.inspect.VarTupleType: "a list of texts",
+    msgspec.inspect.DictType: "a table of column = type",
 }
-"""The type of a field's annotation, and its name for people. All other fields are texts."""
+"""How errors name the type of a field. All other fields are texts."""
 RESERVED_NAMES = ("seriatim_compact", "seriatim_repair", "seriatim_watch")
 """Names of DAGs that exist already."""
 
@@ -194,8 +178,7 @@ RESERVED_NAMES = ("seriatim_compact", "seriatim_repair", "seriatim_watch")
 class _CheckedFile:
     """A stream file while it is being checked. Errors name the file and the key."""
 
-    def __init__(self, name: str, file_name: str) -> None:
-        self.name = name
+    def __init__(self, file_name: str) -> None:
         self.file_name = file_name
 
     def refuse(self, key: str, found: str, allowed: str) -> NoReturn:
@@ -208,7 +191,7 @@ class _CheckedFile:
 
 def parse_stream(name: str, toml_values: Mapping[str, Any], file_name: str) -> Stream:
     """The stream of a TOML file, checked. `file_name` is the name that errors show."""
-    file = _CheckedFile(name, file_name)
+    file = _CheckedFile(file_name)
     if not STREAM_NAME.fullmatch(name) or name in RESERVED_NAMES:
         allowed = f"letters, digits, - and _, at most 64; not {', '.join(RESERVED_NAMES)}"
         file.refuse("file name", f"{name!r} cannot name a stream", allowed)
@@ -224,49 +207,46 @@ def parse_stream(name: str, toml_values: Mapping[str, Any], file_name: str) -> S
 def _parse_section(
     file: _CheckedFile, section_type: type[Struct], toml_values: Mapping[str, Any], prefix: str
 ) -> dict[str, Any]:
-    """The fields of one section, each of the right type. Unknown keys are refused with a suggestion."""
-    allowed_keys = [name for name in section_type.__struct_fields__ if name != "name"]
+    """The fields of one section, each as its type asks for. Unknown keys are refused with a
+    suggestion.
+    """
+    field_types = {info.name: info.type for info in msgspec.structs.fields(section_type)}
+    field_types.pop("name", None)  # a stream's name is that of its file
     fields: dict[str, Any] = {}
-    for key, value in toml_values.items():
-        if key not in allowed_keys:
+    for name, value in toml_values.items():
+        key = f"{prefix}{name}"
+        if name not in field_types:
             problem = "unknown key"
-            close_matches = difflib.get_close_matches(key, allowed_keys, n=1)
+            close_matches = difflib.get_close_matches(name, field_types, n=1)
             if close_matches:
                 problem += f"; did you mean {prefix}{close_matches[0]}?"
-            file.refuse(f"{prefix}{key}", problem, ", ".join(allowed_keys))
-        if key in SECTIONS and not prefix:
-            fields[key] = _parse_subsection(file, key, value)
+            file.refuse(key, problem, ", ".join(field_types))
+        field_type = field_types[name]
+        if isinstance(field_type, type) and issubclass(field_type, Struct):
+            if not isinstance(value, dict):
+                file.refuse(key, f"found {_describe_value(value)}", f"a section [{key}]")
+            fields[name] = field_type(**_parse_section(file, field_type, value, f"{key}."))
         else:
-            fields[key] = _parse_value(file, section_type, key, value, prefix)
+            fields[name] = _parse_value(file, key, value, field_type)
     return fields
 
 
-def _parse_subsection(file: _CheckedFile, key: str, value: Any) -> Struct:
-    if not isinstance(value, dict):
-        file.refuse(key, f"found {_describe_value(value)}", f"a section [{key}]")
-    section_type = SECTIONS[key]
-    return section_type(**_parse_section(file, section_type, value, f"{key}."))
-
-
-def _parse_value(
-    file: _CheckedFile, section_type: type[Struct], key: str, value: Any, prefix: str
-) -> Any:
-    """A value of the type that its field is annotated with."""
-    annotation = str(section_type.__annotations__[key])
-    full_key = f"{prefix}{key}"
-    if annotation.startswith("tuple"):
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            file.refuse(full_key, f"found {_describe_value(value)}", "a list of texts")
-        return tuple(value)
-    if annotation.startswith("dict"):
-        if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-            file.refuse(full_key, f"found {_describe_value(value)}", "a table of column = type")
-        return value
-    value_type, type_name = VALUE_TYPES.get(annotation, (str, "a text"))
+def _parse_value(file: _CheckedFile, key: str, value: Any, field_type: Any) -> Any:
+    try:
+        return msgspec.convert(value, field_type)
+    except msgspec.ValidationError:
+        info = msgspec.inspect.type_info(field_type)
+    found = _describe_value(value)
+    allowed = TYPE_NAMES.get(type(info), "a text")
+    if isinstance(info, msgspec.inspect.LiteralType):
+        choices = [str(choice) for choice in info.values]
+        found = f"{value!r}{_suggestion(str(value), choices)}"
+        allowed = " | ".join(choices)
     # Not isinstance: true and false are numbers to Python.
-    if type(value) is not value_type:
-        file.refuse(full_key, f"found {_describe_value(value)}", type_name)
-    return value
+    elif isinstance(info, msgspec.inspect.IntType) and type(value) is int:
+        found = str(value)
+        allowed = f"{info.ge} to {info.le}"
+    return file.refuse(key, f"found {found}", allowed)
 
 
 def _describe_value(value: Any) -> str:
@@ -282,20 +262,14 @@ def _describe_value(value: Any) -> str:
 
 
 def _check_values(file: _CheckedFile, stream: Stream) -> None:
-    """Refuse values of the right type that are not allowed or not supported."""
-    for key, allowed_values in ALLOWED_VALUES.items():
-        value = _get_value(stream, key)
-        if value not in allowed_values:
-            hint = _suggestion(str(value), allowed_values)
-            file.refuse(key, f"found {value!r}{hint}", " | ".join(allowed_values))
+    """Refuse values of the right type that are not supported or do not fit together."""
     for key, supported_values in SUPPORTED_VALUES.items():
-        value = _get_value(stream, key)
+        value = getattr(stream, key)
         if value not in supported_values:
             allowed = " | ".join(map(repr, supported_values))
             file.refuse(key, f"{value!r} is not built yet in this version", allowed)
     _check_names(file, stream)
     _check_session_and_sequence(file, stream)
-    _check_numbers(file, stream)
     _check_schedule_and_alerts(file, stream)
     _check_machine(file, stream)
     _check_decoder(file, stream.decoder)
@@ -375,16 +349,6 @@ def _check_requests(file: _CheckedFile, topic: str) -> None:
         file.refuse("snapshot_requests", f"found {topic!r}", allowed)
 
 
-def _check_numbers(file: _CheckedFile, stream: Stream) -> None:
-    messages_max = stream.slice.messages_max
-    if not 1 <= messages_max <= MESSAGES_MAX:
-        file.refuse("slice.messages_max", f"found {messages_max}", f"1 to {MESSAGES_MAX}")
-    for key, lowest, highest in NUMBER_BOUNDS:
-        value = _get_value(stream, key)
-        if not lowest <= value <= highest:
-            file.refuse(key, f"found {value}", f"{lowest} to {highest}")
-
-
 def _check_schedule_and_alerts(file: _CheckedFile, stream: Stream) -> None:
     """Refuse a wrong cron text or mail address."""
     cron = stream.schedule.cron
@@ -393,8 +357,37 @@ def _check_schedule_and_alerts(file: _CheckedFile, stream: Stream) -> None:
         problem = f"found {cron!r}: {cron_error}"
         file.refuse("schedule.cron", problem, 'five fields, like "*/15 * * * *"')
     for address in stream.alerts.to:
-        if not is_mail_address(address):
+        if not MAIL_ADDRESS.fullmatch(address):
             file.refuse("alerts.to", f"found {address!r}", "mail addresses, like ops@example.org")
+
+
+def describe_cron_error(cron: str) -> str:
+    """What is wrong with a cron text of five fields; empty: nothing. An empty text is right: it means
+    that runs are started by hand only.
+
+    Airflow decides by croniter, and so do we. It takes six fields and names like @daily as well, but
+    not everything that reads a schedule agrees about them.
+    """
+    # Loaded here: commands and Spark's workers that read no stream file do without it.
+    from croniter import CroniterError, croniter
+
+    if not cron:
+        return ""
+    texts = cron.split(" ")
+    if len(texts) != len(CRON_FIELDS):
+        return f"{len(texts)} fields, not {len(CRON_FIELDS)}"
+    for i, (name, bounds) in enumerate(CRON_FIELDS.items()):
+        # Croniter does not say which field is wrong, so each is tried with stars around it.
+        fields = ["*"] * len(CRON_FIELDS)
+        fields[i] = texts[i]
+        if not croniter.is_valid(" ".join(fields)):
+            return f"{name} is {texts[i]!r}, not in {bounds}"
+    try:
+        # From 1970 on, so that the answer does not depend on the day on which it is asked.
+        croniter(cron, 0).get_next()
+    except CroniterError:
+        return f"there is no day {texts[2]} in month {texts[3]}"
+    return ""
 
 
 def _check_table(file: _CheckedFile, stream: Stream) -> None:
@@ -447,11 +440,3 @@ def _check_message_fields(file: _CheckedFile, stream: Stream) -> None:
             problem = f"the message field {name!r} is also {uses.get(name, 'empty')}"
             file.refuse(key, problem, "a field of its own")
         uses[name] = key
-
-
-def _get_value(stream: Stream, key: str) -> Any:
-    """The value of a key like `output.path`."""
-    value: Any = stream
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value

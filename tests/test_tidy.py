@@ -61,7 +61,6 @@ LIMITS = {
 # Modules under 60 lines that only one other module imports. The list may only become shorter.
 SMALL_MODULES = {
     "seriatim.fast.choose": "must not import numba, which the rest of fast does",
-    "seriatim.embedded.java_noise": "imported by context.py alone, tested alone: it swaps a file descriptor",
     "seriatim.operations.ask_for_snapshots": "a step is a module",
 }
 

@@ -1,8 +1,8 @@
 """An Airflow task that runs one `seriatim` command. The task id is the command's verb.
 
 The command runs in a process of its own and gets a list of arguments: nothing goes through a shell
-or a template. What it prints is in the task's log, line by line. The outcome that it writes to a
-file becomes a typed error and a note for the alert.
+or a template. What it prints is in the task's log, line by line.
+The outcome that it writes to a file becomes a typed error and a note for the alert.
 
 Next: airflow/fold.py does the same through spark-submit; airflow/outcome.py makes the errors.
 """
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import psutil
-from airflow.sdk import BaseOperator, CronDataIntervalTimetable
+from airflow.sdk import BaseOperator, BaseOperatorLink, CronDataIntervalTimetable
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
 from msgspec.structs import replace
 
@@ -37,6 +37,7 @@ from seriatim.errors import (
     PlatformError,
     SeriatimError,
 )
+from seriatim.web import address
 
 START_DATE = datetime(2026, 1, 1)  # noqa: DTZ001  # Airflow takes it as UTC
 TERMINATE_GRACE_SECONDS = 5.0
@@ -76,6 +77,16 @@ def schedule_arguments(cron: str) -> dict[str, Any]:
         "catchup": False,
         "max_active_runs": 1,
     }
+
+
+class RunPage(BaseOperatorLink):
+    """The link to the page of the task's run."""
+
+    name = "Seriatim: what this run did"
+
+    def get_link(self, operator: Any, *, ti_key: Any) -> str:  # noqa: ARG002  # Airflow's signature
+        """The address of the run's page."""
+        return address.run_url(environment.airflow_base_url(), ti_key.dag_id, ti_key.run_id)
 
 
 class CommandOperator(BaseOperator):

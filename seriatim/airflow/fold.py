@@ -10,12 +10,17 @@ It is a thin subclass of Airflow's own operator. What it changes:
 
 No argument holds a secret: settings and their files reach the driver by its environment.
 
+This is the only module that uses names which Airflow's Spark provider does not promise to keep:
+`_process_spark_submit_log`, `_spark_exit_code` and `_submit_sp` of its hook, `_hook` of its operator.
+tests/dags/test_tasks.py notices if one of them is gone.
+
 Next: spark_apps/fold.py is the program that is submitted; airflow/params.py shows the form.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,13 +28,12 @@ from typing import Any
 
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.sdk import Connection
+from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 
 from seriatim import config, spark_settings, stream_files
 from seriatim.airflow import environment
-from seriatim.airflow.command import die_with_parent, terminate_process_tree
-from seriatim.airflow.link import RunPage
+from seriatim.airflow.command import RunPage, die_with_parent, terminate_process_tree
 from seriatim.airflow.outcome import build_error, outcome_file, read_outcome
 from seriatim.config import Settings
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
@@ -45,64 +49,81 @@ BACKFILL_HINT = (
 )
 
 
+def find_spark_connection(connection_id: str, default_master: str) -> Connection:
+    """The connection of the Spark that folds. If there is none, `default_master` is used; without
+    that, a missing connection is refused. Airflow itself would use YARN for it.
+    """
+    try:
+        return BaseHook.get_connection(connection_id)
+    except AirflowNotFoundException:
+        if default_master:
+            return Connection(conn_id=connection_id, conn_type="spark", host=default_master)
+        raise ConfigError(
+            f"there is no Airflow connection {connection_id!r}",
+            next="make it (type Spark), or unset SERIATIM_SPARK_CONNECTION:"
+            f" then {SPARK_CONNECTION_ID} or local Spark",
+        ) from None
+
+
+def is_local(connection: Connection) -> bool:
+    """Whether Spark runs on this host."""
+    return str(connection.host).startswith("local")
+
+
 class LoggedSparkSubmitHook(SparkSubmitHook):
     """spark-submit whose log lines come out as printed, and whose driver writes an outcome file."""
 
-    def __init__(self, *, folder: str, default_master: str, **kwargs: Any) -> None:
+    def __init__(self, *, folder: str, connection: Connection, **kwargs: Any) -> None:
         self.folder = folder
-        self.default_master = default_master
+        self.connection = connection
         self.outcome_path: Path | None = None
         """The file in which the driver leaves its outcome."""
-        super().__init__(**kwargs)
+        super().__init__(conn_id=connection.conn_id, **kwargs)
 
-    def get_connection(self, conn_id: str) -> Any:
-        """The connection. The default one may be missing; any other that is missing is refused.
-
-        Airflow itself would use YARN for a connection that it does not know.
-        """
-        try:
-            return super().get_connection(conn_id)
-        except AirflowNotFoundException:
-            if self.default_master:
-                return Connection(conn_id=conn_id, conn_type="spark", host=self.default_master)
-            raise ConfigError(
-                f"there is no Airflow connection {conn_id!r}",
-                next="make it (type Spark), or unset SERIATIM_SPARK_CONNECTION:"
-                f" then {SPARK_CONNECTION_ID} or local Spark",
-            ) from None
+    def get_connection(self, conn_id: str) -> Connection:  # noqa: ARG002  # Airflow's signature
+        """The connection that was found already."""
+        return self.connection
 
     @property
-    def is_local(self) -> bool:
-        """Whether Spark runs on this host."""
-        return str(self._connection["master"]).startswith("local")
+    def is_cluster_mode(self) -> bool:
+        """Whether the driver runs in the cluster, and not on this host."""
+        return bool(self.connection.extra_dejson.get("deploy-mode") == "cluster")
+
+    @property
+    def process(self) -> subprocess.Popen[str] | None:
+        """The process of spark-submit; None: it was not started."""
+        return self._submit_sp
 
     def _process_spark_submit_log(self, itr: Iterable[str]) -> None:
-        if self._connection["deploy_mode"] == "cluster":
+        if self.is_cluster_mode:
             super()._process_spark_submit_log(_without_noise(itr))
             return
-        # Airflow's own method strips the lines, and ours are indented for people.
+        # Airflow's own method strips the lines, and ours are indented for people. On Kubernetes it
+        # also notes this code, without which `submit` would raise an error.
         self._spark_exit_code = 0
         for line in _without_noise(itr):
             self.log.info("%s", line)
 
-    def _build_spark_submit_command(self, application: str) -> list[str]:
-        """The command. Its environment names the outcome file.
-
-        A driver on this host inherits that. A driver that the cluster starts elsewhere does
-        not: only its exit code says how it ended.
-        """
-        # The call replaces `_env`, so the variable is added afterwards.
-        command = super()._build_spark_submit_command(application)
-        if self.outcome_path is not None:
-            inherited: dict[str, Any] = self._env or {}
-            self._env: dict[str, Any] | None = {**inherited, config.OUTCOME: str(self.outcome_path)}
-        return command
-
     def submit(self, application: str = "", **kwargs: Any) -> str | None:
-        """Submit in the project's folder, where relative paths and seriatim.toml are looked for."""
-        process_options = {"cwd": self.folder, "preexec_fn": die_with_parent, "errors": "replace"}
-        process_options.update(kwargs)
-        return super().submit(application, **process_options)
+        """Submit in the project's folder, where relative paths and seriatim.toml are looked for.
+
+        The environment names the outcome file. A driver on this host inherits that. A driver that
+        the cluster starts elsewhere does not: only its exit code says how it ended.
+        """
+        variables = config.child_environment()
+        if is_local(self.connection):
+            # Otherwise Spark starts whatever `python3` is first in PATH.
+            variables["PYSPARK_PYTHON"] = sys.executable
+            variables["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        if self.outcome_path is not None:
+            variables[config.OUTCOME] = str(self.outcome_path)
+        process_options = {
+            "cwd": self.folder,
+            "env": variables,
+            "preexec_fn": die_with_parent,
+            "errors": "replace",
+        }
+        return super().submit(application, **{**process_options, **kwargs})
 
 
 class FoldOperator(SparkSubmitOperator):
@@ -148,10 +169,8 @@ class FoldOperator(SparkSubmitOperator):
             self.log.info("%s: a dry run: the task plan says what would be done", self.stream)
             return
         settings = config.load_settings(folder=Path(self.folder))
-        self.application_args = arguments
-        self._spark_binary = _program_beside_python("spark-submit")
         try:
-            hook = self._create_submit_hook(settings)
+            hook = self._create_submit_hook(settings, arguments)
         except SeriatimError as error:
             self._add_note(context, error)
             raise
@@ -168,49 +187,48 @@ class FoldOperator(SparkSubmitOperator):
                 self._add_note(context, typed_error)
                 raise typed_error from None
 
-    def _create_submit_hook(self, settings: Settings) -> LoggedSparkSubmitHook:
+    def _create_submit_hook(
+        self, settings: Settings, arguments: list[str]
+    ) -> LoggedSparkSubmitHook:
         """The hook with JARs, memory, log settings, and what a local or a remote Spark needs."""
         # Airflow parses DAG files again and again: what only a task needs is imported here.
         from seriatim.embedded import jars
 
         jar_paths = jars.ensure_jars("spark", settings, self.log.info)
-        self.jars = ",".join(map(str, jar_paths))
-        self._driver_memory = settings.spark_driver_memory
-        hook = LoggedSparkSubmitHook(
-            folder=self.folder,
+        connection = find_spark_connection(
+            settings.spark_connection or SPARK_CONNECTION_ID,
             default_master="" if settings.spark_connection else settings.spark_master,
-            conn_id=settings.spark_connection or SPARK_CONNECTION_ID,
-            name=self.name,
-            jars=self.jars,
-            driver_memory=self._driver_memory,
-            application_args=self.application_args,
-            spark_binary=self._spark_binary,
-            conf={},
         )
         file = stream_files.load_stream(self.stream, settings.streams)
-        hook._conf["spark.driver.extraJavaOptions"] = spark_settings.java_options(file.stream)
-        hook._conf["spark.ui.showConsoleProgress"] = "false"
-        if hook.is_local:
-            hook._conf.update(spark_settings.local_spark_settings(file.stream))
-            # Otherwise Spark starts whatever `python3` is first in PATH.
-            hook._env_vars = {
-                "PYSPARK_PYTHON": sys.executable,
-                "PYSPARK_DRIVER_PYTHON": sys.executable,
-            }
+        spark_conf = {
+            "spark.driver.extraJavaOptions": spark_settings.java_options(file.stream),
+            "spark.ui.showConsoleProgress": "false",
+        }
+        machine_files: list[str] = []
+        if is_local(connection):
+            spark_conf |= spark_settings.local_spark_settings(file.stream)
         else:
             # Executors elsewhere do not have the user's machines, which lie beside stream files.
             machine_files = sorted(map(str, Path(file.folder).glob("*.py")))
-            hook._py_files = ",".join(machine_files) or None
-        return hook
+        return LoggedSparkSubmitHook(
+            folder=self.folder,
+            connection=connection,
+            name=self.name,
+            jars=",".join(map(str, jar_paths)),
+            driver_memory=settings.spark_driver_memory,
+            application_args=arguments,
+            spark_binary=_program_beside_python("spark-submit"),
+            conf=spark_conf,
+            py_files=",".join(machine_files) or None,
+        )
 
     def _typed_error(
         self, hook: LoggedSparkSubmitHook, verb: str, error: Exception
     ) -> SeriatimError:
         """The error of a failed submission, by the driver's outcome or else by its exit code."""
-        process = hook._submit_sp
         code = None
-        if process is not None:
-            code = process.poll()
+        if hook.process is not None:
+            code = hook.process.poll()
         if not code:
             return PlatformError(f"spark-submit did not run: {error}")
         outcome = None
@@ -228,10 +246,10 @@ class FoldOperator(SparkSubmitOperator):
         hook = self._submit_hook
         if hook is None:
             return
-        if hook._submit_sp is not None:
-            terminate_process_tree(hook._submit_sp.pid)
+        if hook.process is not None:
+            terminate_process_tree(hook.process.pid)
         # In a cluster the driver is no child of ours: Airflow asks Spark to end it.
-        if hook._connection["deploy_mode"] == "cluster":
+        if hook.is_cluster_mode:
             super().on_kill()
 
 

@@ -1,24 +1,30 @@
-"""The tasks `plan`, `check` and `publish` of a stream's DAG. `fold` is in airflow/fold.py.
+"""The tasks `plan`, `check` and `publish` of a stream's DAG, and the task `watch` of all streams. `fold`
+is in airflow/fold.py.
 
 `check` and `publish` run even if a task before them failed (`all_done`): what was committed is
 checked and published also when a partition halted, and DAGs that wait for the asset are triggered.
 Airflow takes a run as successful if its last task is, so there is another last task, `done`. It
 executes nothing, succeeds if fold, check and publish did, and fails the run otherwise.
 
+`watch` also notices failed runs for which Airflow called no callback: it calls none when a person
+marks a run as failed. The run's tasks may have left notes, which wait for the end of their run. A
+task has no access to Airflow's database, but it may ask the API server how many runs are in a state.
+
 Next: airflow/command.py runs the commands.
 """
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import msgspec
-from airflow.sdk import Asset
+from airflow.sdk import Asset, DagRunState
 from airflow.sdk.exceptions import AirflowSkipException
 
 from seriatim.airflow import environment
-from seriatim.airflow.command import CommandOperator
-from seriatim.airflow.link import RunPage
+from seriatim.airflow.command import CommandOperator, RunPage
+from seriatim.alerts.incidents import NO_CALLBACK, Note, runs_without_an_end
 from seriatim.operations.run_request import is_default_form, parse_run_request, plan_arguments
 
 
@@ -89,3 +95,45 @@ def skip_read_only_run(stream: str, context: Any) -> None:
 def current_asset(stream: str) -> Asset:
     """The stream's table `current` as an asset that other DAGs may wait for."""
     return Asset(name=f"{stream}_current", uri=f"x-seriatim://streams/{stream}/current")
+
+
+class WatchOperator(CommandOperator):
+    """Runs `seriatim watch` for all streams, after it has noted runs that failed without a callback."""
+
+    def execute(self, context: Any) -> None:
+        """Note the failed runs, then run the command.
+
+        An error in the first step is logged and does not prevent the second.
+        """
+        for stream in environment.stream_names(self.folder):
+            try:
+                self._note_failed_runs(stream, context)
+            except Exception as error:  # noqa: BLE001  # Airflow's client raises many kinds; the next watch asks again
+                self.log.warning(
+                    "%s: whether its runs are over cannot be learned: %s", stream, error
+                )
+        super().execute(context)
+
+    def _has_failed(self, stream: str, dag: str, run: str, context: Any) -> bool:
+        """Whether Airflow says that a run failed. If it cannot be asked, the next watch asks."""
+        failed_state = DagRunState.FAILED.value
+        try:
+            count = context["ti"].get_dr_count(dag_id=dag, run_ids=[run], states=[failed_state])
+        except Exception as error:  # noqa: BLE001  # of one run; the others are still asked about
+            self.log.warning("%s: whether run %s is over cannot be learned: %s", stream, run, error)
+            return False
+        return bool(count)
+
+    def _note_failed_runs(self, stream: str, context: Any) -> None:
+        notes = environment.open_outbox(self.folder, stream).notes()
+        for dag, run in runs_without_an_end(notes.values()):
+            if self._has_failed(stream, dag, run, context):
+                note = Note(
+                    kind="failed",
+                    at_seconds=time.time(),
+                    dag=dag,
+                    run=run,
+                    text=f"the run failed, and {NO_CALLBACK}",
+                    inferred=True,
+                )
+                environment.add_note(self.folder, stream, note, self.log)

@@ -13,7 +13,6 @@ from airflow.sdk import Param
 
 from seriatim.operations.run_request import (
     EDGE_EXAMPLES,
-    MESSAGES_MAX,
     NAMES_LISTED_MAX,
     OFFSET_PATTERN,
     PARTITION_PATTERN,
@@ -23,6 +22,7 @@ from seriatim.operations.run_request import (
     TOPIC_PATTERN,
     TRACED_SESSIONS_MAX,
 )
+from seriatim.stream import MESSAGES_MAX
 
 SECTION_ACTION = "What to do"
 SECTION_MESSAGES = "Which messages (backfill, replay)"

@@ -44,7 +44,7 @@ from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import HoldEntry, ReleaseEntry, RepairEntry
 from seriatim.ledger.model import Ledger
 from seriatim.operations.repair.damage import RepairRequest
-from seriatim.operations.watch import WatchResult
+from seriatim.operations.status import StreamStatus
 from seriatim.ports import LedgerStore
 from seriatim.stream import Stream
 
@@ -305,17 +305,18 @@ def _change_mails(outbox: Outbox, change: Callable[[tuple[Mail, ...]], tuple[Mai
 
 
 def observe_stream(
-    stream: Stream, watch_result: WatchResult, store: LedgerStore, alert_state: AlertState
+    stream: Stream, status: StreamStatus, store: LedgerStore, alert_state: AlertState
 ) -> Observation:
     """The observation of a stream that could be read, with the findings that were not mailed yet."""
     findings, sequence = unmailed_findings(stream, store, alert_state)
-    findings_with_time = []
-    for finding in findings:
-        seconds = watch_result.time_left_by_partition.get(finding.partition_name)
-        findings_with_time.append(replace(finding, time_left_seconds=seconds))
+    time_left = status.time_left_by_partition
+    findings_with_time = [
+        replace(finding, time_left_seconds=time_left.get(finding.partition_name))
+        for finding in findings
+    ]
     return Observation(
-        at_seconds=watch_result.at_seconds,
-        concerns=watch_result.concerns,
+        at_seconds=status.at_seconds or 0.0,
+        concerns=status.concerns,
         findings=findings_with_time,
         sequence=sequence,
         repaired_seconds=last_repair(stream, store, alert_state),

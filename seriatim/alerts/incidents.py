@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from seriatim.engine.findings import Concern, Finding, FindingsError
 from seriatim.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError
 
+NO_CALLBACK = "Airflow called no callback: it was probably marked failed by hand"
 RUN = "run"
 REPAIR = "repair"
 TROUBLE = "trouble"

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 from msgspec import Struct
 
-from seriatim.alerts.incidents import REPAIR, RUN, Alert, Incident, Mail, Note
+from seriatim.alerts.incidents import NO_CALLBACK, REPAIR, RUN, Alert, Incident, Mail, Note
 from seriatim.engine.findings import (
     FINDING_TITLES,
     Concern,
@@ -35,7 +35,6 @@ FOR_EVER_SECONDS = 100 * 365 * 86_400
 SUBJECT_MAX = 150
 FACT_MAX = 800
 ERROR_TEXT_MAX = 2000
-NO_CALLBACK = "Airflow called no callback: it was probably marked failed by hand"
 INCIDENT_TITLES = {RUN: "runs fail", REPAIR: "a repair failed"}
 
 

@@ -16,7 +16,7 @@ from seriatim.cli.run import Json, StreamName, require_run_head
 from seriatim.errors import ConfigError, IntegrityError
 
 if TYPE_CHECKING:
-    from seriatim.config import Settings
+    from seriatim.operations.status import LossBound, PartitionStatus, StreamStatus
 
 PARTITION_COLUMNS = [
     "topic",
@@ -32,6 +32,21 @@ PARTITION_COLUMNS = [
 ]
 BUFFER_COLUMNS = ["session", "topic", "partition", "offset", "messages", "expects"]
 QUARANTINE_COLUMNS = ["session", "topic", "partition", "offset", "finding"]
+JSON_KEYS = (
+    "stream",
+    "tier",
+    "sequence",
+    "circuit",
+    "verdict",
+    "partitions",
+    "buffers",
+    "snapshot_distance",
+    "checked",
+    "failed",
+    "closes",
+    "quarantined",
+)
+HIDDEN_PARTITION_KEYS = ("unread", "limit_seconds")
 
 
 @app.command()
@@ -49,7 +64,9 @@ def status(
 
     Example: seriatim status demo --json
     """
-    from seriatim import stream_files
+    from seriatim import context, stream_files
+    from seriatim.clock import WallClock
+    from seriatim.operations.status import read_status, to_json_values
 
     Options.json = json
     settings = config.load_settings()
@@ -62,34 +79,25 @@ def status(
     exit_codes = set()
     for name in names:
         try:
-            values = _read_status(name, settings)
+            file = stream_files.load_stream(name, settings.streams)
+            stream_status = read_status(
+                file.stream,
+                context.log(file, settings),
+                context.ledger(file),
+                context.state(file),
+                WallClock(),
+            )
+            tables = context.table_sequences(file)
         except (ConfigError, IntegrityError) as error:
             print_error(error)
             exit_codes.add(error.exit_code)
             continue
         if json:
-            _print_json(values)
+            _print_json(to_json_values(stream_status, JSON_KEYS, HIDDEN_PARTITION_KEYS) | tables)
         else:
-            _print_status(values)
+            _print_status(stream_status, tables)
     if exit_codes:
         raise typer.Exit(max(exit_codes))
-
-
-def _read_status(name: str, settings: Settings) -> dict[str, Any]:
-    """The status of one stream, with the entries that its other tables are as of."""
-    from seriatim import context, stream_files
-    from seriatim.clock import WallClock
-    from seriatim.operations.status import read_status
-
-    file = stream_files.load_stream(name, settings.streams)
-    values = read_status(
-        file.stream,
-        context.log(file, settings),
-        context.ledger(file),
-        context.state(file),
-        WallClock().now_seconds(),
-    )
-    return values | context.table_sequences(file)
 
 
 @app.command()
@@ -137,35 +145,36 @@ def version(
         typer.echo(delta_version)
 
 
-def _print_status(values: dict[str, Any]) -> None:
+def _print_status(stream_status: StreamStatus, tables: dict[str, Any]) -> None:
+    """Print a status for people. `tables` has the entries that the other tables are as of."""
     from seriatim.cli import output
 
     typer.secho(
-        f"{values['stream']}: {values['verdict']}, tier {values['tier']},"
-        f" entry {values['sequence']}, checked up to entry {values['checked']}",
+        f"{stream_status.stream}: {stream_status.verdict}, tier {stream_status.tier},"
+        f" entry {stream_status.sequence}, checked up to entry {stream_status.checked}",
         bold=True,
     )
-    rows = [_partition_row(partition) for partition in values["partitions"]]
+    rows = [_partition_row(partition) for partition in stream_status.partitions]
     output.print_table(PARTITION_COLUMNS, rows)
-    _print_table_entries(values)
-    if values["buffers"]:
+    _print_table_entries(tables)
+    if stream_status.buffers:
         typer.echo("Messages that wait in the window for those before them:")
-        output.print_table(BUFFER_COLUMNS, values["buffers"])
-    _print_loss_bound(values["snapshot_distance"])
-    if values["failed"]:
+        output.print_table(BUFFER_COLUMNS, msgspec.to_builtins(stream_status.buffers))
+    _print_loss_bound(stream_status.snapshot_distance)
+    if stream_status.failed_ranges:
         typer.echo("The circuit is open, publishing waits. What a check called bad:")
-        for failed in values["failed"]:
-            typer.echo(f"  {failed['says']}")
-        typer.echo(f"  next: {values['closes']}")
-    if values["quarantined"]:
+        for failed_range in stream_status.failed_ranges:
+            typer.echo(f"  {failed_range.text}")
+        typer.echo(f"  next: {stream_status.circuit_advice}")
+    if stream_status.quarantined:
         typer.echo("In quarantine until their next snapshot:")
-        output.print_table(QUARANTINE_COLUMNS, values["quarantined"])
+        output.print_table(QUARANTINE_COLUMNS, msgspec.to_builtins(stream_status.quarantined))
 
 
-def _print_table_entries(values: dict[str, Any]) -> None:
+def _print_table_entries(tables: dict[str, Any]) -> None:
     """Print the entry that each table is as of; a table without one is left out."""
-    entries = {"current": values["published"]}
-    for output_name, entry in values["outputs"].items():
+    entries = {"current": tables["published"]}
+    for output_name, entry in tables["outputs"].items():
         entries[f"records-{output_name}"] = entry
     texts = [
         f"{table} is as of entry {entry}" for table, entry in entries.items() if entry is not None
@@ -174,41 +183,34 @@ def _print_table_entries(values: dict[str, Any]) -> None:
         typer.echo(", ".join(texts))
 
 
-def _print_loss_bound(snapshot_distance: dict[str, Any]) -> None:
-    if not snapshot_distance["messages"]:
+def _print_loss_bound(distance: LossBound) -> None:
+    if not distance.messages:
         return
-    agreed_minutes = snapshot_distance["agreed_minutes"]
-    agreed = f", agreed {agreed_minutes} minutes" if agreed_minutes else ""
+    agreed = f", agreed {distance.agreed_minutes} minutes" if distance.agreed_minutes else ""
     typer.echo(
-        f"Loss bound: {snapshot_distance['messages']} messages"
-        f" or {snapshot_distance['seconds'] / 60:.1f} minutes to a snapshot{agreed}"
+        f"Loss bound: {distance.messages} messages"
+        f" or {distance.seconds / 60:.1f} minutes to a snapshot{agreed}"
     )
 
 
-def _partition_row(partition: dict[str, Any]) -> dict[str, Any]:
+def _partition_row(partition: PartitionStatus) -> dict[str, Any]:
     """A partition with the columns that are rendered for people."""
     from seriatim.engine.findings import format_duration
 
-    seconds = partition["time_left_seconds"]
-    catches_up = ""
-    if partition["lag"] and partition["catches_up"] is not None:
-        catches_up = "yes" if partition["catches_up"] else "no"
-    return {
-        **partition,
-        "waits": _describe_wait(partition),
-        # Empty if nothing waits, or if Kafka drops nothing.
-        "time_left": "" if seconds is None else format_duration(seconds),
-        "catches_up": catches_up,
-    }
-
-
-def _describe_wait(partition: dict[str, Any]) -> str:
-    halt = partition["halted"]
-    if halt is not None:
-        return f"{halt['finding']} at {halt['offset']}: {halt['cause']}"
-    if partition["held"]:
-        return f"held by {partition['held']}"
-    return ""
+    row = msgspec.to_builtins(partition)
+    seconds = partition.time_left_seconds
+    # Empty if nothing waits, or if Kafka drops nothing.
+    row["time_left"] = "" if seconds is None else format_duration(seconds)
+    row["catches_up"] = ""
+    if partition.lag and partition.catches_up is not None:
+        row["catches_up"] = "yes" if partition.catches_up else "no"
+    row["waits"] = ""
+    if partition.halt is not None:
+        halt = partition.halt
+        row["waits"] = f"{halt.finding} at {halt.offset}: {halt.cause}"
+    elif partition.hold:
+        row["waits"] = f"held by {partition.hold}"
+    return row
 
 
 def _print_json(value: dict[str, Any]) -> None:

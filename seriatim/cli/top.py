@@ -1,6 +1,6 @@
 """`seriatim top`: all streams at a glance in a terminal, live. Airflow's page shows the same.
 
-Next: operations/stream_status.py has the values; web/read.py gathers them; web/views.py renders
+Next: operations/status.py has the values; web/read.py gathers them; web/views.py renders
 them as HTML.
 """
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from seriatim.config import Settings
-    from seriatim.operations.stream_status import StreamStatus, Tone
+    from seriatim.operations.status import StreamStatus, Tone
     from seriatim.web.read import PageReader
 
     Look = Callable[..., list[StreamStatus]]
@@ -63,6 +63,21 @@ PADDING = 3
 """The width that rich adds to a column."""
 PARTITIONS_SHOWN_MAX = 24
 CONCERNS_SHOWN_MAX = 12
+JSON_KEYS = (
+    "stream",
+    "tier",
+    "verdict",
+    "circuit",
+    "sequence",
+    "checked",
+    "partitions",
+    "ran_seconds",
+    "rate",
+    "gaps_open",
+    "concerns",
+    "trouble",
+)
+HIDDEN_PARTITION_KEYS = ("topic_id", "unread", "headless", "counts")
 WAIT_SECONDS = 0.05
 """The time between two looks at whether a thread has finished."""
 
@@ -116,7 +131,7 @@ def top(
         reader.stream_file(stream)  # refuse a stream that does not exist
     if json:
         for stream_status in _read_statuses(names, settings, reader, ask_kafka=ask):
-            typer.echo(msgspec.json.encode(status_values(stream_status)).decode())
+            typer.echo(msgspec.json.encode(_json_values(stream_status)).decode())
         return
 
     def look(*, ask_kafka: bool = ask) -> list[StreamStatus]:
@@ -128,18 +143,19 @@ def top(
         _print_live(look, every)
 
 
-def status_values(stream_status: StreamStatus) -> dict[str, Any]:
+def _json_values(stream_status: StreamStatus) -> dict[str, Any]:
     """A stream's status as plain values, for scripts."""
-    time_left_seconds = None
-    partition_name = None
+    from seriatim.operations.status import to_json_values
+
     nearest = stream_status.nearest
-    if nearest:
-        time_left_seconds = nearest.time_left_seconds
-        partition_name = nearest.partition_name
     return {
-        **msgspec.to_builtins(stream_status),
-        "time_left_seconds": time_left_seconds,
-        "nearest": partition_name,
+        **to_json_values(stream_status, JSON_KEYS, HIDDEN_PARTITION_KEYS),
+        "lag": stream_status.lag,
+        "as_of_seconds": stream_status.at_seconds,
+        "quarantined": stream_status.quarantined_count,
+        "sessions": msgspec.to_builtins(stream_status.quarantined),
+        "time_left_seconds": nearest and nearest.time_left_seconds,
+        "nearest": nearest and nearest.partition_name,
     }
 
 
@@ -201,7 +217,7 @@ def _read_statuses(
     names: list[str], settings: Settings, reader: PageReader, *, ask_kafka: bool
 ) -> list[StreamStatus]:
     """The status of every stream; streams that need a person come first."""
-    from seriatim.operations.stream_status import urgent_first
+    from seriatim.operations.status import urgent_first
 
     troubles: dict[str, str] = {}
     if ask_kafka:
@@ -240,21 +256,18 @@ def _refresh_status_file(name: str, settings: Settings, reader: PageReader) -> s
     """
     from seriatim import context
     from seriatim.clock import WallClock
-    from seriatim.operations.watch import assess_watch_input, read_watch_input
-    from seriatim.web.write_status import write_status_file
+    from seriatim.web.write_status import watch_stream_file, write_status_file
 
     try:
         file = reader.stream_file(name)
-        ledger_store = context.ledger(file)
-        watch_input = read_watch_input(
-            file.stream,
+        stream_status = watch_stream_file(
+            file,
             context.log(file, settings),
-            ledger_store,
+            context.ledger(file),
             context.state(file),
             WallClock(),
         )
-        watch_result = assess_watch_input(file.stream, watch_input)
-        write_status_file(file, watch_input, watch_result, ledger_store)
+        write_status_file(file, stream_status)
     except KafkaSilentError:
         raise
     except SeriatimError as error:
@@ -345,10 +358,10 @@ def _render_row(stream_status: StreamStatus, now_seconds: float) -> list[Text]:
         _render_time_left(stream_status),
         Text(render_age(stream_status.last_run_seconds, now_seconds)),
         Text(rate),
-        _render_count(stream_status.quarantined),
+        _render_count(stream_status.quarantined_count),
         _render_count(stream_status.gaps_open),
         Text(stream_status.circuit, style=circuit_style),
-        Text(render_age(stream_status.as_of_seconds, now_seconds), style="dim"),
+        Text(render_age(stream_status.at_seconds, now_seconds), style="dim"),
     ]
 
 
@@ -356,7 +369,7 @@ def _render_time_left(stream_status: StreamStatus) -> Text:
     """The time left of the partition that has the least."""
     from rich.text import Text
 
-    from seriatim.operations.stream_status import time_tone
+    from seriatim.operations.status import time_tone
     from seriatim.web.render import render_time_left
 
     nearest = stream_status.nearest
@@ -388,10 +401,10 @@ def _render_partitions(stream_status: StreamStatus) -> Text:
 
 
 def _render_count(number: int | None) -> Text:
-    """A count; a dash if it is not known, which is None or a negative number."""
+    """A count; a dash if it is not known."""
     from rich.text import Text
 
-    text = "–" if number is None or number < 0 else f"{number:,}"
+    text = "–" if number is None else f"{number:,}"
     return Text(text, style="bold red" if number else "dim")
 
 

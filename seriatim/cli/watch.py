@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from seriatim.alerts.incidents import Observation, StoredState
     from seriatim.config import Settings
     from seriatim.kafka.log import KafkaLog
-    from seriatim.operations.watch import WatchResult
+    from seriatim.operations.status import StreamStatus
     from seriatim.stream_files import StreamFile
 
 INTERRUPTED = 130
@@ -178,9 +178,9 @@ class WatchRound:
         from seriatim.alerts.incidents import OutboxChangedError
 
         if not mail:
-            watch_result = self._watch(stream_files.load_stream(name, self.settings.streams))
-            _print_watch_result(watch_result, json=self.json)
-            return _exit_code_of(watch_result)
+            stream_status = self._watch(stream_files.load_stream(name, self.settings.streams))
+            _print_stream_status(stream_status, json=self.json)
+            return _exit_code_of(stream_status)
         outbox = context.outbox(name, self.settings)
         for _ in range(LOOKS_MAX - 1):
             try:
@@ -203,9 +203,9 @@ class WatchRound:
         seen = outbox.stored_state()
         try:
             file = stream_files.load_stream(name, self.settings.streams)
-            watch_result = self._watch(file)
+            stream_status = self._watch(file)
             observation = observe_stream(
-                file.stream, watch_result, context.ledger(file), seen.alert_state
+                file.stream, stream_status, context.ledger(file), seen.alert_state
             )
         except SeriatimError as error:
             # A stream that nobody can look at is an incident, too.
@@ -213,38 +213,35 @@ class WatchRound:
             self._send_alerts(name, file, failure, seen, outbox)
             raise
         if name not in self.printed_names:
-            _print_watch_result(watch_result, json=self.json)
+            _print_stream_status(stream_status, json=self.json)
             self.printed_names.add(name)
         if self._send_alerts(name, file, observation, seen, outbox):
             return PlatformError.exit_code
-        return _exit_code_of(watch_result)
+        return _exit_code_of(stream_status)
 
-    def _watch(self, file: StreamFile) -> WatchResult:
+    def _watch(self, file: StreamFile) -> StreamStatus:
         """Ask Kafka and the ledger, assess the answers, and write the status file."""
         from seriatim import context
         from seriatim.clock import WallClock
-        from seriatim.operations.watch import assess_watch_input, read_watch_input
-        from seriatim.web.write_status import write_status_file
+        from seriatim.web.write_status import watch_stream_file, write_status_file
 
-        ledger_store = context.ledger(file)
         began_seconds = time.monotonic()
         try:
             log = self._open_log(file)
-            watch_input = read_watch_input(
-                file.stream, log, ledger_store, context.state(file), WallClock()
+            stream_status = watch_stream_file(
+                file, log, context.ledger(file), context.state(file), WallClock()
             )
         except PlatformError:
             if time.monotonic() - began_seconds >= LONG_SECONDS:
                 self.is_hurried = True
             raise
-        watch_result = assess_watch_input(file.stream, watch_input)
         try:
-            write_status_file(file, watch_input, watch_result, ledger_store)
+            write_status_file(file, stream_status)
         except OSError as error:  # a user who only watches may have no right to write there
             print_notice(
                 f"{file.stream.name}: the status file could not be written: {error}", status=None
             )
-        return watch_result
+        return stream_status
 
     def _open_log(self, file: StreamFile) -> KafkaLog:
         from seriatim import context
@@ -291,8 +288,8 @@ class WatchRound:
         return bool(send_result.waiting_mails or send_result.refused_mail_paths)
 
 
-def _exit_code_of(watch_result: WatchResult) -> int:
-    return IntegrityError.exit_code if watch_result.concerns else 0
+def _exit_code_of(stream_status: StreamStatus) -> int:
+    return IntegrityError.exit_code if stream_status.concerns else 0
 
 
 def _print_sent(name: str, send_result: SendResult, *, is_last_try: bool = True) -> None:
@@ -338,31 +335,50 @@ def _last_report_url(file: StreamFile, settings: Settings) -> str:
     return store.uri(last_report)
 
 
-def _print_watch_result(watch_result: WatchResult, *, json: bool) -> None:
+def _print_stream_status(stream_status: StreamStatus, *, json: bool) -> None:
     """Print one line for the stream, and the concerns with what to do. Terminals get colours."""
     if json:
-        _print_json(msgspec.to_builtins(watch_result))
+        _print_json(_json_values(stream_status))
         return
     typer.secho(
-        f"{_render_time(watch_result.at_seconds)} {watch_result.stream}: {watch_result.verdict}"
-        f" · {watch_result.partitions} partitions · lag {watch_result.lag}"
-        f" · {_describe_time_left(watch_result)}",
-        fg=typer.colors.YELLOW if watch_result.concerns else typer.colors.GREEN,
+        f"{_render_time(stream_status.at_seconds or 0.0)} {stream_status.stream}: {stream_status.verdict}"
+        f" · {len(stream_status.partitions)} partitions · lag {stream_status.unread}"
+        f" · {_describe_time_left(stream_status)}",
+        fg=typer.colors.YELLOW if stream_status.concerns else typer.colors.GREEN,
     )
-    for concern in watch_result.concerns:
+    for concern in stream_status.concerns:
         location = f" {concern.location}" if concern.location else ""
         typer.secho(f"  {concern.kind}{location}: {concern.text}", fg=typer.colors.RED)
         _print_next_lines(concern.next)
 
 
-def _describe_time_left(watch_result: WatchResult) -> str:
-    if watch_result.time_left_seconds is None:
+def _json_values(stream_status: StreamStatus) -> dict[str, Any]:
+    """A look at a stream as plain values. The keys are fixed, because people script against them."""
+    nearest = stream_status.nearest
+    return {
+        "stream": stream_status.stream,
+        "at_seconds": stream_status.at_seconds,
+        "verdict": stream_status.verdict,
+        "partitions": len(stream_status.partitions),
+        "lag": stream_status.unread,
+        "time_left_seconds": nearest and nearest.time_left_seconds,
+        "nearest": nearest and nearest.partition_name,
+        "catches_up": stream_status.catches_up,
+        "quarantined": stream_status.quarantined_count,
+        "time_left_by_partition": stream_status.time_left_by_partition,
+        "concerns": stream_status.concerns,
+    }
+
+
+def _describe_time_left(stream_status: StreamStatus) -> str:
+    nearest = stream_status.nearest
+    if nearest is None or nearest.time_left_seconds is None:
         return "no message is in danger"
-    duration = format_duration(watch_result.time_left_seconds)
-    text = f"time left {duration} ({watch_result.nearest_partition})"
-    if watch_result.will_catch_up is None:
+    duration = format_duration(nearest.time_left_seconds)
+    text = f"time left {duration} ({nearest.partition_name})"
+    if stream_status.catches_up is None:
         return text
-    return text + (", catches up" if watch_result.will_catch_up else ", would not catch up")
+    return text + (", catches up" if stream_status.catches_up else ", would not catch up")
 
 
 def _print_stream_error(name: str, error: SeriatimError, *, json: bool) -> None:

@@ -117,11 +117,6 @@ def broker_status(home: Path) -> BrokerInfo | None:
     return _broker_info(folder, process) if process else None
 
 
-def broker_log_file(home: Path) -> Path:
-    """The file to which the broker writes its log."""
-    return _broker_folder(home) / "broker.log"
-
-
 def _broker_folder(home: Path) -> Path:
     folder = (home / "kafka").resolve()
     if "," in str(folder) or ":" in str(folder):

@@ -1,20 +1,29 @@
-"""Java: find it where Spark itself would look, and check it before anything is started with it.
+"""Java: find it where Spark itself would look, check it before anything is started with it, and filter
+out the one line that every JVM of Spark prints when it starts.
 
-Next: embedded/ivy.py and embedded/broker.py start it.
+Spark uses an incubator module, the JVM warns about it on its stderr, and no option turns that off.
+
+Next: embedded/jars.py and embedded/broker.py start Java; context.py starts Spark inside the filter.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 from seriatim.errors import ConfigError
 
 OLDEST_VERSION = 17
 ADVICE = f"install Java {OLDEST_VERSION} or 21 (package openjdk-17-jre-headless or the like), or set JAVA_HOME to one"
+INCUBATOR_WARNING = b"WARNING: Using incubator modules: jdk.incubator.vector\n"
+STDERR_DESCRIPTOR = 2
 
 
 def find_java(environ: Mapping[str, str]) -> Path:
@@ -67,3 +76,34 @@ def _run_java_version(java: Path) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{java} cannot be run: {error}", next=ADVICE) from None
     return process.stderr + process.stdout
+
+
+@contextmanager
+def quiet_java() -> Iterator[None]:
+    """Child processes that are started within write to stderr through a filter as long as they live.
+    Our own lines go straight to stderr.
+    """
+    sys.stderr.flush()
+    real_stderr = os.dup(STDERR_DESCRIPTOR)
+    pipe_output, pipe_input = os.pipe()
+    arguments = (pipe_output, real_stderr)
+    threading.Thread(target=_forward_lines, args=arguments, daemon=True).start()
+    # Children inherit descriptor 2, which is the pipe from here on.
+    os.dup2(pipe_input, STDERR_DESCRIPTOR)
+    os.close(pipe_input)
+    try:
+        with os.fdopen(os.dup(real_stderr), "w", buffering=1) as own, redirect_stderr(own):
+            yield
+    finally:
+        os.dup2(real_stderr, STDERR_DESCRIPTOR)
+
+
+def _forward_lines(read_descriptor: int, stderr_descriptor: int) -> None:
+    """Copy line by line, except for the warning, until the last child has closed its end."""
+    with (
+        os.fdopen(read_descriptor, "rb") as lines,
+        os.fdopen(stderr_descriptor, "wb", buffering=0) as stderr,
+    ):
+        for line in lines:
+            if line != INCUBATOR_WARNING:
+                stderr.write(line)

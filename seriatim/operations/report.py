@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct, field
 
@@ -21,6 +21,7 @@ from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import Entry, SliceEntry, VerdictEntry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change, Ledger, describe_failed_range
+from seriatim.operations.status import Tone
 from seriatim.ports import LedgerStore
 
 ENTRIES_MAX = 20
@@ -36,7 +37,7 @@ class Card(Struct, frozen=True):
 
     label: str
     value: str
-    tone: Literal["", "good", "bad"] = ""
+    tone: Tone = ""
 
 
 class PageFinding(Struct, frozen=True):
@@ -121,7 +122,7 @@ def build_report_page(stream: str, before: Ledger, manifests: Sequence[Manifest]
         bars=[_bar(name, before, after) for name in after.partitions],
         tables=[
             _certificates(entries),
-            _verdicts(entries),
+            verdicts_table(entries, "Verdicts", empty="No check in these entries."),
             _failed_ranges(after),
             _halts(after),
             _log(entries),
@@ -235,8 +236,9 @@ def _certificate_row(sequence: int, certificate: Certificate) -> list[Any]:
     ]
 
 
-def _verdicts(entries: Iterable[Entry]) -> PageTable:
-    rows = []
+def verdicts_table(entries: Iterable[Entry], title: str, empty: str) -> PageTable:
+    """What the checks among these entries judged."""
+    rows: list[list[Any]] = []
     for entry in entries:
         if not isinstance(entry, VerdictEntry):
             continue
@@ -246,9 +248,7 @@ def _verdicts(entries: Iterable[Entry]) -> PageTable:
             for partition, verdict in entry.verdict.items()
         ]
     columns = ("entry", "judged", "partition", "verdict", "what was looked at")
-    return PageTable(
-        title="Verdicts", columns=columns, rows=rows, empty="No check in these entries."
-    )
+    return PageTable(title=title, columns=columns, rows=rows, empty=empty)
 
 
 def _failed_ranges(after: Ledger) -> PageTable:

@@ -3,8 +3,7 @@
 It only warns and never decides. A warning is a fact of the moment, not of the data: every run and
 every look reports it again while it holds, and no ledger entry carries it.
 
-Next: engine/retention.py has the arithmetic; operations/stream_status.py and operations/watch.py
-show it.
+Next: engine/retention.py has the arithmetic; operations/status.py and operations/watch.py show it.
 """
 
 from __future__ import annotations

@@ -11,25 +11,25 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Literal, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from msgspec import Struct
+import msgspec
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from seriatim.engine.offsets import Partition
+from seriatim.engine.offsets import TOPIC_NAME, Partition
 from seriatim.errors import ConfigError
+from seriatim.stream import MESSAGES_MAX, STREAM_NAME
 
 RunAction = Literal["run", "backfill", "replay"]
 RUN_ACTIONS: tuple[RunAction, ...] = ("run", "backfill", "replay")
-MESSAGES_MAX = 1_000_000_000
 NAMES_LISTED_MAX = 1000
 """Topics or partitions that a form names, at most."""
-TOPIC_PATTERN = r"[A-Za-z0-9._-]{1,249}"
+TOPIC_PATTERN = TOPIC_NAME.pattern
 PARTITION_PATTERN = rf"{TOPIC_PATTERN}/(0|[1-9][0-9]{{0,5}})"
 OFFSET_PATTERN = r"0|[1-9][0-9]{0,17}"
 TIME_PATTERN = r"20[0-9]{2}-[01][0-9]-[0-3][0-9]T[0-2][0-9]:[0-5][0-9](:[0-5][0-9])?Z"
 EDGE_EXAMPLES = "an offset like 41000, or a time in UTC like 2026-11-16T08:00:00Z"
-STREAM_PATTERN = r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}"
 SESSION_NAME_MAX = 1000
 TRACED_SESSIONS_MAX = 20
 """Sessions that a run traces, at most."""
@@ -44,6 +44,40 @@ FORM_FIELDS = (
     "dry_run",
 )
 REPAIR_FIELDS = ("stream", "partition", "session", "from", "forward")
+# Kafka refuses . and .. as topics, since they would be folders.
+_TopicName = Annotated[str, Meta(pattern=rf"^(?!\.{{1,2}}\Z)(?:{TOPIC_PATTERN})\Z")]
+_PartitionName = Annotated[str, Meta(pattern=rf"^(?!\.{{1,2}}/)(?:{PARTITION_PATTERN})\Z")]
+_SessionName = Annotated[str, Meta(max_length=SESSION_NAME_MAX)]
+FIELD_TYPES: dict[str, tuple[Any, str]] = {
+    "action": (RunAction, " | ".join(RUN_ACTIONS)),
+    "topics": (
+        Annotated[tuple[_TopicName, ...], Meta(max_length=NAMES_LISTED_MAX)],
+        f"a list of topic names: letters, digits, . _ -; at most {NAMES_LISTED_MAX}",
+    ),
+    "partitions": (
+        Annotated[tuple[_PartitionName, ...], Meta(max_length=NAMES_LISTED_MAX)],
+        f"a list of places like prefix-a/3; at most {NAMES_LISTED_MAX}",
+    ),
+    "messages_max": (
+        Annotated[int, Meta(ge=1, le=MESSAGES_MAX)],
+        f"a whole number, 1 to {MESSAGES_MAX}",
+    ),
+    "trace": (
+        Annotated[tuple[_SessionName, ...], Meta(max_length=TRACED_SESSIONS_MAX)],
+        f"a list of sessions' names; at most {TRACED_SESSIONS_MAX}",
+    ),
+    "dry_run": (bool, "true or false"),
+    "stream": (
+        Annotated[str, Meta(pattern=rf"^(?:{STREAM_NAME.pattern})\Z")],
+        "the name of a stream",
+    ),
+    "partition": (_PartitionName, "a place like prefix-a/3"),
+    "session": (_SessionName, f"a session's name, at most {SESSION_NAME_MAX} characters"),
+    "forward": (bool, "true or false"),
+}
+"""The type of each field of both forms, and how an error names what is allowed. The edges of a range
+are parsed apart, since they are an offset or a time.
+"""
 SHOWN_VALUE_MAX = 80
 """Characters of a refused value that an error shows."""
 
@@ -113,17 +147,15 @@ def parse_run_request(form_values: Mapping[str, Any]) -> RunRequest:
     """
     _check_field_names(form_values, FORM_FIELDS)
     filled = _filled_fields(form_values)
-    topics = _parse_names("topics", filled.get("topics", []), TOPIC_PATTERN)
-    partition_names = _parse_names("partitions", filled.get("partitions", []), PARTITION_PATTERN)
     request = RunRequest(
-        action=_parse_action(filled.get("action", "run")),
-        topics=tuple(topics),
-        partitions=tuple(map(Partition.parse, partition_names)),
+        action=_parse_field(filled, "action", "run"),
+        topics=_parse_names(filled, "topics"),
+        partitions=tuple(map(Partition.parse, _parse_names(filled, "partitions"))),
         start=_parse_edge("from", filled.get("from")),
         until=_parse_edge("until", filled.get("until")),
-        messages_max=_parse_messages_max(filled.get("messages_max")),
-        trace=_parse_traced_sessions(filled.get("trace", [])),
-        dry_run=_parse_flag(filled.get("dry_run", False), "dry_run"),
+        messages_max=_parse_field(filled, "messages_max"),
+        trace=_parse_traced_sessions(filled),
+        dry_run=_parse_field(filled, "dry_run", default=False),
     )
     _check_range(request)
     _check_action(request)
@@ -193,21 +225,20 @@ def repair_arguments(form_values: Mapping[str, Any]) -> list[str]:
     """
     filled = _filled_fields(form_values)
     _check_field_names(filled, REPAIR_FIELDS)
-    stream = filled.get("stream")
-    if not isinstance(stream, str) or not re.fullmatch(STREAM_PATTERN, stream):
-        _refuse("stream", f"found {_describe_value(stream)}", "the name of a stream")
-    arguments = ["repair", stream]
-    if "partition" in filled:
-        _parse_names("partition", [filled["partition"]], PARTITION_PATTERN)
-        arguments.append(f"--partition={filled['partition']}")
-    if "session" in filled:
-        arguments.append(f"--session={_parse_session(filled['session'])}")
+    arguments = ["repair", _parse_field({"stream": None, **filled}, "stream")]
+    partition = _parse_field(filled, "partition")
+    if partition is not None:
+        arguments.append(f"--partition={partition}")
+    session = _parse_field(filled, "session")
+    if session is not None:
+        _refuse_unprintable("session", session)
+        arguments.append(f"--session={session}")
     start = _parse_edge("from", filled.get("from"))
     if start is not None:
-        if start.offset is None or "partition" not in filled:
+        if start.offset is None or partition is None:
             _refuse("from", "an offset is of one partition", "an offset, and that partition")
         arguments.append(f"--from={start.offset}")
-    if _parse_flag(filled.get("forward", False)):
+    if _parse_field(filled, "forward", default=False):
         arguments.append("--forward")
     return arguments
 
@@ -223,31 +254,36 @@ def _check_field_names(form_values: Mapping[str, Any], field_names: Sequence[str
             _refuse(name, "there is no such field", ", ".join(field_names))
 
 
-def _parse_action(value: Any) -> RunAction:
-    if not isinstance(value, str) or value not in RUN_ACTIONS:
-        _refuse("action", f"found {_describe_value(value)}", " | ".join(RUN_ACTIONS))
-    return value
+def _parse_field(filled: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    """The value of a field, as its type asks for; `default` if it is not filled in."""
+    if key not in filled:
+        return default
+    field_type, allowed = FIELD_TYPES[key]
+    try:
+        return msgspec.convert(filled[key], field_type)
+    except msgspec.ValidationError:
+        return _refuse(key, f"found {_describe_value(filled[key])}", allowed)
 
 
-def _parse_names(key: str, value: Any, pattern: str) -> list[str]:
+def _parse_names(filled: Mapping[str, Any], key: str) -> tuple[str, ...]:
     """A list of topics or partitions, each named once."""
-    allowed = "a list of places like prefix-a/3"
-    if key == "topics":
-        allowed = "a list of topic names: letters, digits, . _ -"
-    if not isinstance(value, list | tuple):
-        _refuse(key, f"found {_describe_value(value)}", allowed)
-    names: list[str] = []
-    for name in value:
-        if not isinstance(name, str):
-            _refuse(key, f"found {_describe_value(value)}", allowed)
-        # Kafka refuses these two as topics, since they would be folders.
-        is_folder_name = name.partition("/")[0] in (".", "..")
-        if is_folder_name or not re.fullmatch(pattern, name):
-            _refuse(key, f"found {_describe_value(name)}", allowed)
-        names.append(name)
-    if len(names) > NAMES_LISTED_MAX or len(set(names)) != len(names):
-        _refuse(key, f"{len(names)} are named", f"each once, at most {NAMES_LISTED_MAX}")
+    names: tuple[str, ...] = _parse_field(filled, key, ())
+    if len(set(names)) != len(names):
+        _refuse(key, f"{len(names)} are named", "each once")
     return names
+
+
+def _parse_traced_sessions(filled: Mapping[str, Any]) -> tuple[str, ...]:
+    names: tuple[str, ...] = _parse_field(filled, "trace", ())
+    for name in names:
+        _refuse_unprintable("trace", name)
+    return tuple(dict.fromkeys(names))
+
+
+def _refuse_unprintable(key: str, session: str) -> None:
+    """Refuse a session's name that a log or a terminal could not show."""
+    if not session.isprintable():
+        _refuse(key, f"found {_describe_value(session)}", FIELD_TYPES[key][1])
 
 
 def _parse_edge(key: str, value: Any) -> RangeEdge | None:
@@ -263,41 +299,6 @@ def _parse_edge(key: str, value: Any) -> RangeEdge | None:
             _refuse(key, f"{value!r} is not a day and time that there is", EDGE_EXAMPLES)
         return RangeEdge(time_ms=round(moment.timestamp() * 1000), text=value)
     return _refuse(key, f"found {_describe_value(value)}", EDGE_EXAMPLES)
-
-
-def _is_session_name(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= SESSION_NAME_MAX and value.isprintable()
-
-
-def _parse_session(value: Any) -> str:
-    if not _is_session_name(value):
-        allowed = f"a session's name, at most {SESSION_NAME_MAX} characters"
-        _refuse("session", f"found {_describe_value(value)}", allowed)
-    return str(value)
-
-
-def _parse_traced_sessions(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not all(map(_is_session_name, value)):
-        _refuse("trace", f"found {_describe_value(value)}", "a list of sessions' names")
-    if len(value) > TRACED_SESSIONS_MAX:
-        _refuse("trace", f"{len(value)} are named", f"at most {TRACED_SESSIONS_MAX}")
-    return tuple(dict.fromkeys(value))
-
-
-def _parse_messages_max(value: Any) -> int | None:
-    if value is None:
-        return None
-    # Not isinstance: True is an int, too.
-    if type(value) is not int or not 1 <= value <= MESSAGES_MAX:
-        allowed = f"a whole number, 1 to {MESSAGES_MAX}"
-        _refuse("messages_max", f"found {_describe_value(value)}", allowed)
-    return value
-
-
-def _parse_flag(value: Any, key: str = "forward") -> bool:
-    if not isinstance(value, bool):
-        _refuse(key, f"found {_describe_value(value)}", "true or false")
-    return value
 
 
 def _check_range(request: RunRequest) -> None:

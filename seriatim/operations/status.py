@@ -1,208 +1,375 @@
-"""Status: how a stream is doing, from the ledger and from Kafka. Changes nothing.
+"""Status: how a stream is now, as one value. `status`, `watch`, `top`, the page and the status file are
+made of it. Changes nothing.
 
-Next: cli/status.py shows it; operations/stream_status.py is what pages show without asking Kafka.
+`read_status` asks Kafka and the ledger. Every process that runs or watches a stream also writes what
+it saw to `status.json` below the output path. Pages read that file and do not ask Kafka. The ledger
+may have moved since: what it knows (frontier, halts, circuit) is taken from it by
+`stream_status_now`. What only Kafka knows (log start and end, time left) is as of that look, and
+time left counts down from there.
+
+Next: operations/watch.py adds what needs a person; storage/status_file.py has the file; web/ and
+cli/top.py show it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from seriatim.engine.files import StateStore
+from seriatim.engine.findings import Concern, Finding
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Bounds, Partition
 from seriatim.engine.retention import RetainedLog, is_drained
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import read_head
-from seriatim.ledger.model import (
-    Account,
-    FailedRange,
-    Halt,
-    Ledger,
-    circuit_advice,
-    describe_failed_range,
-)
+from seriatim.ledger.model import Account, Ledger, circuit_advice, describe_failed_range
 from seriatim.operations.plan import retired_topics
 from seriatim.operations.retention import PartitionClock, PartitionClocks, partition_clocks
-from seriatim.operations.stream_status import stream_verdict
-from seriatim.ports import LedgerStore, Log
+from seriatim.ports import Clock, LedgerStore, Log
 from seriatim.stream import Stream
 
+Tone = Literal["", "good", "warn", "bad"]
+KAFKA_CONCERNS = ("time left", "late", "buffer", "blind")
+"""Kinds of concerns that need Kafka. They are shown as of the look."""
+TONE_ORDER = {"bad": 0, "warn": 1, "": 2, "good": 3}
+"""The most urgent first."""
 
-def read_status(
-    stream: Stream,
-    log: Log,
-    store: LedgerStore,
-    state: StateStore,
-    now_seconds: float | None = None,
-) -> dict[str, Any]:
-    """The state of a stream as plain values. The keys are fixed, because people script against them.
 
-    Without `now_seconds` nothing is said about time left, and no topic counts as drained.
+class HaltStatus(Struct, frozen=True):
+    """Why a partition is halted."""
+
+    finding: str
+    offset: int
+    cause: str = ""
+
+
+class PartitionStatus(Struct, frozen=True, kw_only=True, rename={"hold": "held", "halt": "halted"}):
+    """The status of one partition."""
+
+    topic: str
+    topic_id: str | None = None
+    partition: int
+    frontier: int | None = None
+    log_start: int | None = None
+    log_end: int | None = None
+    lag: int | None = None
+    """Messages after the frontier; None if Kafka does not have the topic."""
+    unread: int | None = None
+    """Messages that a run would have to read. It differs from `lag` if the topic was created again:
+    then all of its messages are unread.
     """
+    time_left_seconds: int | None = None
+    limit_seconds: float | None = None
+    """A person is warned if less time than this is left."""
+    catches_up: bool | None = None
+    topic_state: str = "live"
+    epoch: int = 0
+    headless: int = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    hold: str | None = None
+    halt: HaltStatus | None = None
+
+    @property
+    def partition_name(self) -> str:
+        """The partition as people write it, like `orders/3`."""
+        return f"{self.topic}/{self.partition}"
+
+    @property
+    def tone(self) -> Tone:
+        """How the partition is, as a colour."""
+        if self.topic_state == "retired":
+            return ""
+        if self.halt or self.hold or self.topic_state in ("absent", "re-created"):
+            return "bad"
+        return time_tone(self) or "good"
+
+
+class QuarantinedSession(Struct, frozen=True, kw_only=True):
+    """A session in quarantine."""
+
+    session: str
+    topic: str
+    partition: int
+    offset: int | None = None
+    finding: str | None = None
+
+
+class WindowBuffer(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"since_ms": "since", "expected_sequence": "expects"},
+):
+    """In tier window: the messages of one session that wait for earlier ones."""
+
+    session: str
+    topic: str
+    partition: int
+    messages: int
+    offset: int
+    """The first of them."""
+    since_ms: int
+    expected_sequence: int | None
+
+
+class LossBound(Struct, frozen=True, kw_only=True):
+    """The loss bound: the most output that one lost message can have spoiled so far."""
+
+    messages: int = 0
+    seconds: float = 0.0
+    agreed_minutes: float | None = None
+
+
+class FailedRangeStatus(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"start": "from", "judged_until": "judged", "text": "says"},
+):
+    """Output that a check judged bad."""
+
+    partition: str
+    start: int
+    until: int
+    judged_until: int
+    text: str
+
+
+class StreamStatus(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    rename={
+        "last_run_seconds": "ran_seconds",
+        "failed_ranges": "failed",
+        "circuit_advice": "closes",
+    },
+):
+    """How a stream is."""
+
+    stream: str
+    tier: str = ""
+    sequence: int = -1
+    """The newest ledger entry."""
+    circuit: str = "closed"
+    verdict: str = "new"
+    checked: int = 0
+    at_seconds: float | None = None
+    """When Kafka was asked; None: it was not."""
+    last_run_seconds: float | None = None
+    """When the newest run ended."""
+    rate: float | None = None
+    """Messages that a run folds in a second, by recent entries."""
+    partitions: list[PartitionStatus] = field(default_factory=list)
+    buffers: list[WindowBuffer] = field(default_factory=list)
+    snapshot_distance: LossBound = LossBound()
+    failed_ranges: list[FailedRangeStatus] = field(default_factory=list)
+    circuit_advice: str | None = None
+    """What closes the circuit; None if it is closed."""
+    quarantined: list[QuarantinedSession] = field(default_factory=list)
+    quarantined_count: int = 0
+    gaps_open: int | None = None
+    """Ranges of the output that must not be trusted; None if that is not known."""
+    concerns: list[Concern] = field(default_factory=list)
+    """What needs a person."""
+    trouble: str = ""
+    """Why nothing can be said about the stream; empty if something can."""
+
+    @property
+    def lag(self) -> int | None:
+        """Messages that wait in all partitions; None if no partition is known."""
+        if not self.partitions:
+            return None
+        return sum(partition.lag or 0 for partition in self.partitions)
+
+    @property
+    def unread(self) -> int:
+        """Messages that a run would have to read."""
+        return sum(partition.unread or 0 for partition in self.partitions)
+
+    @property
+    def time_left_by_partition(self) -> dict[str, int]:
+        """The time left of the partitions whose messages Kafka will delete."""
+        return {
+            partition.partition_name: partition.time_left_seconds
+            for partition in self.partitions
+            if partition.time_left_seconds is not None
+        }
+
+    @property
+    def nearest(self) -> PartitionStatus | None:
+        """The partition with the least time left."""
+        limited = [
+            (partition.time_left_seconds, partition.topic, partition.partition, partition)
+            for partition in self.partitions
+            if partition.time_left_seconds is not None
+        ]
+        if not limited:
+            return None
+        return min(limited, key=lambda item: item[:3])[3]
+
+    @property
+    def catches_up(self) -> bool | None:
+        """Whether a run that starts now reads all partitions in time; None if that is not known."""
+        answers = {partition.catches_up for partition in self.partitions if partition.unread}
+        if False in answers:
+            return False
+        return None if None in answers else True
+
+    @property
+    def tone(self) -> Tone:
+        """How the stream is, as a colour."""
+        if self.trouble or self.verdict == "hurt" or self.circuit == "open":
+            return "bad"
+        if any(partition.tone == "bad" for partition in self.partitions):
+            return "bad"
+        if self.concerns or self.verdict in ("new", "unknown"):
+            return "warn"
+        return "good"
+
+
+def to_json_values(
+    status: StreamStatus, keys: Collection[str], hidden_partition_keys: Collection[str]
+) -> dict[str, Any]:
+    """Some facts of a status as plain values. Each command and file has its own keys, which are
+    fixed, because people script against them.
+    """
+    values = msgspec.to_builtins(status)
+    for partition_values in values["partitions"]:
+        for key in hidden_partition_keys:
+            del partition_values[key]
+    return {key: values[key] for key in keys}
+
+
+class StreamReading(Struct, frozen=True, kw_only=True):
+    """What the ledger and Kafka answered at one moment."""
+
+    at_seconds: float
+    ledger: Ledger
+    bounds: Mapping[Partition, Bounds]
+    clocks: PartitionClocks
+
+
+def read_stream(stream: Stream, log: Log, store: LedgerStore, clock: Clock) -> StreamReading:
+    """Ask the ledger and Kafka once."""
     head = read_head(store, stream.name)
     ledger = head.ledger if head else Ledger(stream=stream.name)
     bounds = log.bounds(stream.topics)
-    clocks = {}
-    if now_seconds is not None:
-        clocks = partition_clocks(ledger, log, bounds, now_seconds)
-    return status_values(stream, ledger, bounds, state, clocks, now_seconds or 0.0)
+    at_seconds = clock.now_seconds()
+    clocks = partition_clocks(ledger, log, bounds, at_seconds)
+    return StreamReading(at_seconds=at_seconds, ledger=ledger, bounds=bounds, clocks=clocks)
 
 
-def status_values(
-    stream: Stream,
-    ledger: Ledger,
-    bounds: Mapping[Partition, Bounds],
-    state: StateStore,
-    clocks: PartitionClocks,
-    now_seconds: float,
-) -> dict[str, Any]:
-    """The same as `read_status`, from values that were read already."""
+def read_status(
+    stream: Stream, log: Log, store: LedgerStore, state: StateStore, clock: Clock
+) -> StreamStatus:
+    """The status of a stream, from the ledger and Kafka. What needs a person is not judged."""
+    return build_status(stream, state, read_stream(stream, log, store, clock))
+
+
+def build_status(stream: Stream, state: StateStore, reading: StreamReading) -> StreamStatus:
+    """The status of a stream, from what was read."""
+    ledger = reading.ledger
+    sessions = _quarantined_sessions(ledger, state)
+    status = StreamStatus(
+        stream=stream.name,
+        tier=stream.tier,
+        at_seconds=reading.at_seconds,
+        partitions=_partitions(stream, reading),
+        buffers=_window_buffers(stream, ledger, state),
+        snapshot_distance=_snapshot_distance(stream, ledger),
+        quarantined=sessions,
+        quarantined_count=len(sessions),
+    )
+    return _with_ledger_facts(status, ledger)
+
+
+def _partitions(stream: Stream, reading: StreamReading) -> list[PartitionStatus]:
+    """All partitions that Kafka or the ledger has."""
+    ledger = reading.ledger
     retired = retired_topics(ledger)
-    drained = drained_topics(stream, clocks, now_seconds)
+    drained = _drained_topics(stream, reading)
     partitions = []
-    for partition in sorted({*ledger.known_partitions(), *bounds}):
+    for partition in sorted({*ledger.known_partitions(), *reading.bounds}):
         account = ledger.account(partition)
-        partition_bounds = bounds.get(partition)
-        state_of_topic = topic_state(
-            account,
-            partition_bounds,
-            retired=partition.topic in retired,
-            drained=partition.topic in drained,
+        bounds = reading.bounds.get(partition)
+        status = PartitionStatus(
+            topic=partition.topic,
+            partition=partition.number,
+            topic_state=topic_state(
+                account,
+                bounds,
+                retired=partition.topic in retired,
+                drained=partition.topic in drained,
+            ),
         )
-        values = _partition_values(
-            partition, account, partition_bounds, clocks.get(partition), state_of_topic
-        )
-        partitions.append(values)
-    failed_ranges = [_failed_range_values(failed_range) for failed_range in ledger.failed_ranges]
-    return {
-        "stream": stream.name,
-        "tier": stream.tier,
-        "sequence": ledger.sequence,
-        "circuit": ledger.circuit,
-        "verdict": stream_verdict(ledger),
-        "partitions": partitions,
-        "buffers": window_buffers(stream, ledger, state),
-        "snapshot_distance": _snapshot_distance(stream, ledger),
-        "checked": ledger.checked,
-        "failed": failed_ranges,
-        "closes": circuit_advice(ledger) if ledger.failed_ranges else None,
-        "quarantined": _quarantined_sessions(ledger, state),
-    }
+        if bounds is not None:
+            frontier = bounds.log_start if account is None else account.frontier
+            status = replace(
+                status,
+                topic_id=bounds.topic_id,
+                log_start=bounds.log_start,
+                log_end=bounds.log_end,
+                lag=max(0, bounds.log_end - frontier),
+            )
+        if account is not None:
+            status = _with_account(status, account)
+        clock = reading.clocks.get(partition)
+        if clock is not None:
+            status = _with_clock(status, clock, stream.alerts.time_left_warning_hours)
+        partitions.append(status)
+    return partitions
 
 
-def _failed_range_values(failed_range: FailedRange) -> dict[str, Any]:
-    return {
-        "partition": failed_range.partition,
-        "from": failed_range.start,
-        "until": failed_range.until,
-        "judged": failed_range.judged_until,
-        "says": describe_failed_range(failed_range),
-    }
+def _with_account(partition: PartitionStatus, account: Account) -> PartitionStatus:
+    """The partition with what the ledger knows of it."""
+    halt = None
+    if account.halt is not None:
+        halt = HaltStatus(account.halt.finding, account.halt.offset, account.halt.cause)
+    return replace(
+        partition,
+        topic_id=account.topic_id,
+        frontier=account.frontier,
+        epoch=account.epoch,
+        headless=account.headless,
+        counts=dict(account.counts),
+        hold=account.hold,
+        halt=halt,
+    )
 
 
-def window_buffers(stream: Stream, ledger: Ledger, state: StateStore) -> list[dict[str, Any]]:
-    """In tier window: the sessions with messages that wait for earlier ones."""
-    if stream.tier != "window":
-        return []
-    buffers = []
-    for partition in ledger.known_partitions():
-        account = ledger.partitions[str(partition)]
-        for name, session in state.all_sessions(account.state):
-            if session.waiting_messages:
-                buffers.append(_buffer_values(partition, name, session))
-    return buffers
+def _with_clock(
+    partition: PartitionStatus, clock: PartitionClock, warning_hours: float
+) -> PartitionStatus:
+    """The partition with the time that Kafka leaves it."""
+    limit_seconds = None
+    if clock.times_left:
+        limit_seconds = clock.times_left[0].warning_seconds(warning_hours)
+    return replace(
+        partition,
+        unread=clock.retained.lag,
+        time_left_seconds=clock.time_left_seconds,
+        limit_seconds=limit_seconds,
+        catches_up=clock.will_catch_up,
+    )
 
 
-def _buffer_values(partition: Partition, name: str, session: Session) -> dict[str, Any]:
-    messages = session.waiting_messages
-    expected_sequence = None
-    if session.sequence is not None:
-        expected_sequence = session.sequence + 1
-    return {
-        "session": name,
-        "topic": partition.topic,
-        "partition": partition.number,
-        "messages": len(messages),
-        "offset": min(message.offset for message in messages),
-        "since": min(message.timestamp for message in messages),
-        "expects": expected_sequence,
-    }
-
-
-def _snapshot_distance(stream: Stream, ledger: Ledger) -> dict[str, Any]:
-    """The loss bound: the most output that one lost message can have spoiled so far."""
-    accounts = ledger.partitions.values()
-    distance_messages = max((account.distance_messages for account in accounts), default=0)
-    distance_ms = max((account.distance_ms for account in accounts), default=0)
-    return {
-        "messages": distance_messages,
-        "seconds": distance_ms / 1000,
-        "agreed_minutes": stream.alerts.snapshot_distance_max_minutes or None,
-    }
-
-
-def drained_topics(stream: Stream, clocks: PartitionClocks, now_seconds: float) -> set[str]:
+def _drained_topics(stream: Stream, reading: StreamReading) -> set[str]:
     """Topics that are fully folded and got no message for `topic_drained_hours`."""
     logs_by_topic: dict[str, list[RetainedLog]] = {}
-    for partition, clock in clocks.items():
+    for partition, clock in reading.clocks.items():
         logs_by_topic.setdefault(partition.topic, []).append(clock.retained)
-    drained = set()
-    for topic, retained_logs in logs_by_topic.items():
-        if is_drained(retained_logs, now_seconds, stream.topic_drained_hours):
-            drained.add(topic)
-    return drained
-
-
-def _partition_values(
-    partition: Partition,
-    account: Account | None,
-    bounds: Bounds | None,
-    clock: PartitionClock | None,
-    state_of_topic: str,
-) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "topic": partition.topic,
-        "topic_id": None,
-        "partition": partition.number,
-        "frontier": None,
-        "log_start": None,
-        "log_end": None,
-        "lag": None,
-        "time_left_seconds": None,
-        "catches_up": None,
-        "topic_state": state_of_topic,
-        "epoch": 0,
-        "headless": 0,
-        "counts": {},
-        "held": None,
-        "halted": None,
+    return {
+        topic
+        for topic, logs in logs_by_topic.items()
+        if is_drained(logs, reading.at_seconds, stream.topic_drained_hours)
     }
-    if bounds is not None:
-        frontier = bounds.log_start if account is None else account.frontier
-        values["topic_id"] = bounds.topic_id
-        values["log_start"] = bounds.log_start
-        values["log_end"] = bounds.log_end
-        values["lag"] = max(0, bounds.log_end - frontier)
-    if clock is not None:
-        values["time_left_seconds"] = clock.time_left_seconds
-        values["catches_up"] = clock.will_catch_up
-    if account is not None:
-        values["topic_id"] = account.topic_id
-        values["frontier"] = account.frontier
-        values["epoch"] = account.epoch
-        values["headless"] = account.headless
-        values["counts"] = dict(account.counts)
-        values["held"] = account.hold
-        values["halted"] = _halt_values(account.halt)
-    return values
-
-
-def _halt_values(halt: Halt | None) -> dict[str, Any] | None:
-    if halt is None:
-        return None
-    return {"finding": halt.finding, "offset": halt.offset, "cause": halt.cause}
 
 
 def topic_state(
@@ -224,22 +391,242 @@ def topic_state(
     return "drained" if drained else "live"
 
 
-def _quarantined_sessions(ledger: Ledger, state: StateStore) -> list[dict[str, Any]]:
+def _window_buffers(stream: Stream, ledger: Ledger, state: StateStore) -> list[WindowBuffer]:
+    if stream.tier != "window":
+        return []
+    buffers = []
+    for partition in ledger.known_partitions():
+        account = ledger.partitions[str(partition)]
+        for name, session in state.all_sessions(account.state):
+            messages = session.waiting_messages
+            if not messages:
+                continue
+            expected_sequence = None
+            if session.sequence is not None:
+                expected_sequence = session.sequence + 1
+            buffer = WindowBuffer(
+                session=name,
+                topic=partition.topic,
+                partition=partition.number,
+                messages=len(messages),
+                offset=min(message.offset for message in messages),
+                since_ms=min(message.timestamp for message in messages),
+                expected_sequence=expected_sequence,
+            )
+            buffers.append(buffer)
+    return buffers
+
+
+def _snapshot_distance(stream: Stream, ledger: Ledger) -> LossBound:
+    accounts = ledger.partitions.values()
+    distance_ms = max((account.distance_ms for account in accounts), default=0)
+    return LossBound(
+        messages=max((account.distance_messages for account in accounts), default=0),
+        seconds=distance_ms / 1000,
+        agreed_minutes=stream.alerts.snapshot_distance_max_minutes or None,
+    )
+
+
+def _quarantined_sessions(ledger: Ledger, state: StateStore) -> list[QuarantinedSession]:
     quarantined = []
     for partition in ledger.known_partitions():
         account = ledger.partitions[str(partition)]
         if not account.quarantined:
             continue
         for name, session in sorted(state.quarantined_sessions(account.state).items()):
-            values = {
-                "session": name,
-                "topic": partition.topic,
-                "partition": partition.number,
-                "offset": session.finding_offset,
-                "finding": session.finding,
-            }
-            quarantined.append(values)
+            quarantined_session = QuarantinedSession(
+                session=name,
+                topic=partition.topic,
+                partition=partition.number,
+                offset=session.finding_offset,
+                finding=session.finding,
+            )
+            quarantined.append(quarantined_session)
     return quarantined
+
+
+def _with_ledger_facts(status: StreamStatus, ledger: Ledger) -> StreamStatus:
+    """The status with what the ledger knows of the whole stream."""
+    failed_ranges = []
+    for failed_range in ledger.failed_ranges:
+        failed_range_status = FailedRangeStatus(
+            partition=failed_range.partition,
+            start=failed_range.start,
+            until=failed_range.until,
+            judged_until=failed_range.judged_until,
+            text=describe_failed_range(failed_range),
+        )
+        failed_ranges.append(failed_range_status)
+    last_run_seconds = max(status.last_run_seconds or 0.0, ledger.pace.at_seconds)
+    return replace(
+        status,
+        sequence=ledger.sequence,
+        circuit=ledger.circuit,
+        verdict=stream_verdict(ledger),
+        checked=ledger.checked,
+        last_run_seconds=last_run_seconds or None,
+        rate=ledger.pace.rate,
+        failed_ranges=failed_ranges,
+        circuit_advice=circuit_advice(ledger) if failed_ranges else None,
+    )
+
+
+def stream_verdict(ledger: Ledger) -> str:
+    """One word for the whole stream: good, hurt (something waits for a person), or new (it was
+    never run).
+    """
+    if ledger.sequence < 0:
+        return "new"
+    if ledger.foreign_sequence >= 0 or ledger.failed_ranges:
+        return "hurt"
+    for account in ledger.partitions.values():
+        if not account.retired and (account.halt or account.quarantined):
+            return "hurt"
+    return "good"
+
+
+def stream_status_now(
+    stream: str, tier: str, saved: StreamStatus | None, ledger: Ledger | None, now_seconds: float
+) -> StreamStatus:
+    """A stream as of now, without asking Kafka. `ledger` is given where it is newer than the status
+    file, or where there is no status file.
+    """
+    status = StreamStatus(stream=stream) if saved is None else saved
+    concerns = [concern for concern in status.concerns if concern.kind != "halted"]
+    if ledger is not None:
+        status = _with_ledger_facts(status, ledger)
+        status = replace(
+            status,
+            partitions=_partitions_with_ledger(status.partitions, ledger),
+            quarantined_count=_quarantined_count(ledger),
+        )
+        concerns = [concern for concern in concerns if concern.kind in KAFKA_CONCERNS]
+        concerns += hold_concerns(status)
+        concerns += circuit_concerns(status)
+        concerns += _quarantine_concerns(stream, status.quarantined_count)
+    elapsed_seconds = 0.0
+    if status.at_seconds is not None:
+        elapsed_seconds = max(0.0, now_seconds - status.at_seconds)
+    return replace(
+        status,
+        stream=stream,
+        tier=tier,
+        partitions=[_with_time_elapsed(part, elapsed_seconds) for part in status.partitions],
+        # A halt comes with the command that its finding advises.
+        concerns=[*_halt_concerns(stream, status.partitions), *concerns],
+    )
+
+
+def _partitions_with_ledger(saved: list[PartitionStatus], ledger: Ledger) -> list[PartitionStatus]:
+    """The partitions of the file and of the ledger, with what the ledger knows by now."""
+    partition_by_name = {partition.partition_name: partition for partition in saved}
+    partitions = []
+    for name in sorted({*partition_by_name, *ledger.partitions}, key=_partition_sort_key):
+        partition = partition_by_name.get(name)
+        if partition is None:
+            topic, number = _partition_sort_key(name)
+            partition = PartitionStatus(topic=topic, partition=number)
+        account = ledger.partitions.get(name)
+        if account is not None:
+            log_end = max(partition.log_end or 0, account.log_end, account.frontier)
+            lag = log_end - account.frontier
+            partition = replace(
+                _with_account(partition, account),
+                log_end=log_end,
+                lag=lag,
+                time_left_seconds=partition.time_left_seconds if lag else None,
+                topic_state="retired" if account.retired else partition.topic_state,
+            )
+        partitions.append(partition)
+    return partitions
+
+
+def _partition_sort_key(partition_name: str) -> tuple[str, int]:
+    topic, _, number = partition_name.rpartition("/")
+    return topic, int(number)
+
+
+def _with_time_elapsed(partition: PartitionStatus, elapsed_seconds: float) -> PartitionStatus:
+    if partition.time_left_seconds is None:
+        return partition
+    time_left_seconds = round(partition.time_left_seconds - elapsed_seconds)
+    return replace(partition, time_left_seconds=max(0, time_left_seconds))
+
+
+def _quarantined_count(ledger: Ledger) -> int:
+    return sum(account.quarantined for account in ledger.partitions.values() if not account.retired)
+
+
+def _halt_concerns(stream: str, partitions: list[PartitionStatus]) -> list[Concern]:
+    concerns = []
+    for partition in partitions:
+        halt = partition.halt
+        if halt is None or partition.topic_state == "retired":
+            continue
+        finding = Finding(
+            finding=halt.finding,
+            topic=partition.topic,
+            partition=partition.partition,
+            offset=halt.offset,
+        )
+        text = f"at offset {halt.offset}: {halt.finding}"
+        if halt.cause:
+            text += f", {halt.cause}"
+        concern = Concern(
+            kind="halted", location=partition.partition_name, text=text, next=finding.advice(stream)
+        )
+        concerns.append(concern)
+    return concerns
+
+
+def hold_concerns(status: StreamStatus) -> list[Concern]:
+    """Partitions that somebody holds for a repair."""
+    return [
+        Concern(
+            kind="held",
+            location=partition.partition_name,
+            text=f"held by {partition.hold}",
+            next=f"seriatim status {status.stream}",
+        )
+        for partition in status.partitions
+        if partition.hold
+    ]
+
+
+def circuit_concerns(status: StreamStatus) -> list[Concern]:
+    """An open circuit, with what closes it."""
+    if status.circuit != "open":
+        return []
+    failures = "; ".join(failed_range.text for failed_range in status.failed_ranges[:3])
+    text = f"the circuit is open, publishing waits: a check failed: {failures}"
+    return [Concern(kind="circuit", text=text, next=status.circuit_advice or "")]
+
+
+def _quarantine_concerns(stream: str, count: int) -> list[Concern]:
+    if not count:
+        return []
+    sessions = "1 session" if count == 1 else f"{count} sessions"
+    text = f"{sessions} in quarantine until the next snapshot"
+    return [Concern(kind="quarantine", text=text, next=f"seriatim status {stream} lists them")]
+
+
+def time_tone(partition: PartitionStatus) -> Tone:
+    """The colour of time left: red up to the stream's limit, yellow up to twice as much."""
+    if partition.time_left_seconds is None or partition.limit_seconds is None:
+        return ""
+    if partition.time_left_seconds <= partition.limit_seconds:
+        return "bad"
+    return "warn" if partition.time_left_seconds <= 2 * partition.limit_seconds else ""
+
+
+def urgent_first(statuses: Iterable[StreamStatus]) -> list[StreamStatus]:
+    """The statuses in order: what needs a person first, then the least time left, then the name."""
+    return sorted(statuses, key=_urgency)
+
+
+def _urgency(status: StreamStatus) -> tuple[int, float, str]:
+    time_left_seconds = min(status.time_left_by_partition.values(), default=float("inf"))
+    return TONE_ORDER[status.tone], time_left_seconds, status.stream
 
 
 def session_states(

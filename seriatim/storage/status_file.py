@@ -5,7 +5,7 @@ The witness (head.json) names the manifest of the last entry by its hash, and ea
 the one before. So a page reads a few small files, each proved by its hash. What cannot be read is
 reported as such. Nothing here is ever written but `status.json`, which is replaced as a whole.
 
-Next: operations/stream_status.py says what it means; ledger/delta_store.py writes manifests and the
+Next: operations/status.py says what it means; ledger/delta_store.py writes manifests and the
 witness.
 """
 
@@ -25,10 +25,30 @@ from seriatim.ledger.manifests import (
     manifest_reference,
 )
 from seriatim.ledger.model import EntryMark, Ledger
-from seriatim.operations.stream_status import SavedStatus
+from seriatim.operations.status import StreamStatus, to_json_values
 from seriatim.storage.store import Store
 
 STATUS_FILE = "status.json"
+STATUS_KEYS = (
+    "stream",
+    "at_seconds",
+    "sequence",
+    "ran_seconds",
+    "tier",
+    "verdict",
+    "circuit",
+    "checked",
+    "rate",
+    "partitions",
+    "quarantined",
+    "quarantined_count",
+    "gaps_open",
+    "concerns",
+)
+"""What the status file holds."""
+HIDDEN_PARTITION_KEYS = ("topic_id", "unread", "headless", "counts")
+QUARANTINED_LISTED_MAX = 200
+"""So many sessions in quarantine are listed in the file; the others are only counted."""
 
 
 class StatusFiles:
@@ -43,13 +63,13 @@ class StatusFiles:
         self._manifests = ManifestFiles(store)
         self._references: dict[int, list[ManifestReference]] | None = None
 
-    def read_status(self) -> SavedStatus | None:
+    def read_status(self) -> StreamStatus | None:
         """The status at the last look; None if there is none or it cannot be read. The next look
         writes it anew.
         """
         try:
             content = self.store.read(STATUS_FILE)
-            status = msgspec.json.decode(content, type=SavedStatus)
+            status = msgspec.json.decode(content, type=StreamStatus)
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError):
             # Text that is no UTF-8 is a ValueError, deep nesting a RecursionError.
             return None
@@ -57,9 +77,11 @@ class StatusFiles:
             return None
         return status
 
-    def write_status(self, status: SavedStatus) -> None:
+    def write_status(self, status: StreamStatus) -> None:
         """Store the status of a look, for pages."""
-        self.store.replace(STATUS_FILE, msgspec.json.encode(status))
+        values = to_json_values(status, STATUS_KEYS, HIDDEN_PARTITION_KEYS)
+        values["quarantined"] = values["quarantined"][:QUARANTINED_LISTED_MAX]
+        self.store.replace(STATUS_FILE, msgspec.json.encode(values))
 
     def witness(self) -> EntryMark | None:
         """The last entry and its hash; None if the stream was never run."""

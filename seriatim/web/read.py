@@ -23,7 +23,7 @@ from seriatim.ledger.entries import VerdictEntry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Ledger
 from seriatim.operations.report import report_key
-from seriatim.operations.stream_status import StreamStatus, stream_status_now
+from seriatim.operations.status import StreamStatus, stream_status_now
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import Store, open_store
 from seriatim.stream import STREAM_NAME

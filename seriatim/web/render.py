@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from msgspec import Struct
 
 from seriatim import __version__
 from seriatim.engine.findings import format_duration, shorten
 from seriatim.ledger.model import Account
 from seriatim.operations.report import PageTable, PartitionBar
-from seriatim.operations.stream_status import PartitionStatus, StreamStatus, Tone, time_tone
+from seriatim.operations.status import PartitionStatus, StreamStatus, Tone, time_tone
 from seriatim.web.address import page_path
 
 FOLDER = Path(__file__).parent
@@ -71,7 +71,6 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        css=_class_attribute,
         page_path=page_path,
         rows_max=PAGE_ROWS_MAX,
         urgent_concerns=URGENT_CONCERNS,
@@ -118,13 +117,6 @@ def _shorten_lines(text: str, lines_max: int) -> Whole:
     """The first lines of a text, each of them shortened by itself."""
     lines = text.splitlines()[:lines_max]
     return Whole("\n".join(shorten(line, PAGE_TEXT_MAX) for line in lines))
-
-
-def _class_attribute(names: str) -> Markup:
-    """The attribute `class`; nothing for no class."""
-    if not names:
-        return Markup("")
-    return Markup(' class="{}"').format(escape(names))
 
 
 def _count_with_noun(count: int, noun: str) -> str:
@@ -219,7 +211,7 @@ def _stream_facts(status: StreamStatus) -> str:
 
 def _kafka_note(status: StreamStatus, now_seconds: float) -> str:
     """A note if the last look at Kafka is old, or if there is none: the lag is old as well then."""
-    at_seconds = status.as_of_seconds
+    at_seconds = status.at_seconds
     if at_seconds is None:
         return "Kafka was not asked yet" if status.partitions else ""
     is_stale = now_seconds - at_seconds > STALE_SECONDS

@@ -26,8 +26,14 @@ from seriatim.ledger.entries import (
 )
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Ledger
-from seriatim.operations.report import PageTable, ReportPage, build_report_page
-from seriatim.operations.stream_status import (
+from seriatim.operations.report import (
+    Card,
+    PageTable,
+    ReportPage,
+    build_report_page,
+    verdicts_table,
+)
+from seriatim.operations.status import (
     PartitionStatus,
     StreamStatus,
     Tone,
@@ -98,8 +104,6 @@ CHART_LEFT = 8
 CHART_BOTTOM = 4
 CHART_SLICES_MIN = 12
 """The chart has space for at least so many slices: two of them should not fill it."""
-FigureCard = tuple[str, str, Tone]
-"""A number at the top of a page: its label, its text and its tone."""
 
 
 def render_streams_page(
@@ -124,7 +128,7 @@ def render_streams_page(
 
 def _describe_kafka_ages(stream_statuses: Sequence[StreamStatus], now_seconds: float) -> str:
     """When Kafka was last asked, and also the oldest time if that is much older."""
-    times = [status.as_of_seconds for status in stream_statuses if status.as_of_seconds]
+    times = [status.at_seconds for status in stream_statuses if status.at_seconds]
     if not times:
         return "Kafka was not asked yet"
     oldest = min(times)
@@ -135,7 +139,7 @@ def _describe_kafka_ages(stream_statuses: Sequence[StreamStatus], now_seconds: f
     return text
 
 
-def _streams_cards(stream_statuses: Sequence[StreamStatus]) -> list[FigureCard]:
+def _streams_cards(stream_statuses: Sequence[StreamStatus]) -> list[Card]:
     """All streams in a few numbers."""
     tones = [status.tone for status in stream_statuses]
     bad = tones.count("bad")
@@ -147,17 +151,16 @@ def _streams_cards(stream_statuses: Sequence[StreamStatus]) -> list[FigureCard]:
     for status in stream_statuses:
         partitions += len(status.partitions)
         halted += sum(partition.halt is not None for partition in status.partitions)
-        # -1 stands for a number that is not known.
-        quarantined += max(status.quarantined, 0)
+        quarantined += status.quarantined_count
         lag += status.lag or 0
     return [
-        ("streams", f"{len(stream_statuses):,}", ""),
-        ("need a person", f"{bad:,}", _tone_of_count(bad)),
-        ("to look at", f"{warn:,}", "warn" if warn else ""),
-        ("partitions", f"{partitions:,}", ""),
-        ("halted partitions", f"{halted:,}", _tone_of_count(halted)),
-        ("sessions in quarantine", f"{quarantined:,}", _tone_of_count(quarantined)),
-        ("messages that wait", f"{lag:,}", ""),
+        Card("streams", f"{len(stream_statuses):,}"),
+        Card("need a person", f"{bad:,}", _tone_of_count(bad)),
+        Card("to look at", f"{warn:,}", "warn" if warn else ""),
+        Card("partitions", f"{partitions:,}"),
+        Card("halted partitions", f"{halted:,}", _tone_of_count(halted)),
+        Card("sessions in quarantine", f"{quarantined:,}", _tone_of_count(quarantined)),
+        Card("messages that wait", f"{lag:,}"),
     ]
 
 
@@ -185,7 +188,7 @@ def render_stream_page(base: str, stream_history: StreamHistory, now_seconds: fl
         base=base,
         title=status.stream,
         crumbs=[("Streams", "/")],
-        subtitle=_describe_kafka_age(status.as_of_seconds, now_seconds),
+        subtitle=_describe_kafka_age(status.at_seconds, now_seconds),
         status=status,
         stream=stream_history.file.stream,
         cards=_stream_cards(status, ledger, now_seconds),
@@ -210,32 +213,31 @@ def _describe_kafka_age(then_seconds: float | None, now_seconds: float) -> str:
     return f"Kafka as of {render_age(then_seconds, now_seconds)}"
 
 
-def _stream_cards(
-    status: StreamStatus, ledger: Ledger | None, now_seconds: float
-) -> list[FigureCard]:
+def _stream_cards(status: StreamStatus, ledger: Ledger | None, now_seconds: float) -> list[Card]:
     """The stream in a few numbers."""
-    quarantined = max(status.quarantined, 0)
+    quarantined = status.quarantined_count
     last_entry = "–"
     checked = "–"
     if ledger:
         last_entry = str(status.sequence)
         checked = str(status.checked)
     nearest = status.nearest
-    time_left: FigureCard = ("time left", render_time_left(None), "")
+    time_left = Card("time left", render_time_left(None))
     if nearest is not None:
-        time_left = ("time left", render_time_left(nearest.time_left_seconds), time_tone(nearest))
+        seconds = nearest.time_left_seconds
+        time_left = Card("time left", render_time_left(seconds), time_tone(nearest))
     return [
-        ("verdict", status.verdict, status.tone),
-        ("circuit", status.circuit, "bad" if status.circuit == "open" else "good"),
-        ("tier", status.tier, ""),
-        ("messages that wait", render_number(status.lag), ""),
+        Card("verdict", status.verdict, status.tone),
+        Card("circuit", status.circuit, "bad" if status.circuit == "open" else "good"),
+        Card("tier", status.tier),
+        Card("messages that wait", render_number(status.lag)),
         time_left,
-        ("messages a second", render_number(status.rate), ""),
-        ("last run", render_age(status.last_run_seconds, now_seconds), ""),
-        ("in quarantine", f"{quarantined:,}", "bad" if quarantined else ""),
-        ("open gaps", render_number(status.gaps_open), "bad" if status.gaps_open else ""),
-        ("last entry", last_entry, ""),
-        ("checked up to", checked, ""),
+        Card("messages a second", render_number(status.rate)),
+        Card("last run", render_age(status.last_run_seconds, now_seconds)),
+        Card("in quarantine", f"{quarantined:,}", "bad" if quarantined else ""),
+        Card("open gaps", render_number(status.gaps_open), "bad" if status.gaps_open else ""),
+        Card("last entry", last_entry),
+        Card("checked up to", checked),
     ]
 
 
@@ -383,7 +385,9 @@ def render_entry_page(base: str, stream: str, slice_row: SliceRow) -> str:
     report = build_report_page(stream, slice_row.ledger_before, [manifest])
     tables = [table for table in report.tables if table.title in REPORT_TABLES and table.rows]
     if not entry.has_nothing_to_judge:
-        tables.append(_verdicts_table(slice_row.verdicts))
+        later_entries = [verdict.entry for verdict in slice_row.verdicts]
+        title = "Verdicts of later checks"
+        tables.append(verdicts_table(later_entries, title, empty="Not judged yet: seriatim check"))
     tables.append(_manifest_table(manifest))
     tables += _files_tables(entry)
     return render_template(
@@ -481,26 +485,6 @@ def _manifest_table(manifest: Manifest) -> PageTable:
     }
     rows = [[name, str(value)] for name, value in facts.items() if value != ""]
     return PageTable(title="Manifest", columns=("what", "is"), rows=rows)
-
-
-def _verdicts_table(manifests: Sequence[Manifest]) -> PageTable:
-    """The verdicts of later entries about this one."""
-    rows: list[Sequence[object]] = []
-    for manifest in manifests:
-        entry = manifest.entry
-        if not isinstance(entry, VerdictEntry):
-            continue
-        judged = f"{entry.judged_after + 1} to {entry.judged_until}"
-        rows += [
-            [entry.sequence, judged, partition_name, result, entry.reason]
-            for partition_name, result in entry.verdict.items()
-        ]
-    return PageTable(
-        title="Verdicts of later checks",
-        columns=("entry", "judged", "partition", "verdict", "what was looked at"),
-        rows=rows,
-        empty="Not judged yet: seriatim check",
-    )
 
 
 def _files_tables(entry: Entry) -> Iterator[PageTable]:

@@ -1,8 +1,7 @@
-"""Writes the status file at the end of a run or of a watch, for the pages.
+"""Looks at a stream as every run and watch does, and writes what it saw to the status file, for the
+pages.
 
-Neither fails if the file cannot be written: the reason is returned instead.
-
-Next: operations/stream_status.py has the content of the file.
+Next: operations/status.py says what is in the file; storage/status_file.py reads it.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ from msgspec.structs import replace
 
 from seriatim.engine.files import StateStore
 from seriatim.errors import SeriatimError
-from seriatim.operations.status_file import build_saved_status
-from seriatim.operations.stream_status import SavedStatus
-from seriatim.operations.watch import WatchInput, WatchResult, assess_watch_input, read_watch_input
+from seriatim.operations.status import StreamStatus
+from seriatim.operations.watch import watch_stream
 from seriatim.ports import Clock, LedgerStore, Log
+from seriatim.storage.derived_tables import DeltaDerived
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import open_store
 
@@ -24,17 +23,24 @@ if TYPE_CHECKING:
     from seriatim.stream_files import StreamFile
 
 
+def watch_stream_file(
+    file: StreamFile, log: Log, store: LedgerStore, state: StateStore, clock: Clock
+) -> StreamStatus:
+    """The status of a stream, with its open gaps and with what needs a person."""
+    derived = DeltaDerived(open_store(file.stream.output.path))
+    return watch_stream(file.stream, log, store, state, clock, derived)
+
+
 def write_status_after_run(
     file: StreamFile, log: Log, store: LedgerStore, state: StateStore, clock: Clock
 ) -> str:
-    """Observe the stream at the end of a run, and write the status file.
+    """Look at the stream at the end of a run, and write the status file.
 
     The text that comes back says why that failed; it is empty if it did not.
     """
     try:
-        watch_input = read_watch_input(file.stream, log, store, state, clock)
-        watch_result = assess_watch_input(file.stream, watch_input)
-        write_status_file(file, watch_input, watch_result, store, is_after_run=True)
+        status = watch_stream_file(file, log, store, state, clock)
+        write_status_file(file, status, is_after_run=True)
     except (OSError, SeriatimError) as error:
         # The run is committed already: a page that is not up to date must not fail it.
         return str(error)
@@ -42,37 +48,18 @@ def write_status_after_run(
 
 
 def write_status_file(
-    file: StreamFile,
-    watch_input: WatchInput,
-    watch_result: WatchResult,
-    store: LedgerStore,
-    *,
-    is_after_run: bool = False,
-) -> SavedStatus:
-    """Write the status file from an observation of the stream, and return its content."""
+    file: StreamFile, status: StreamStatus, *, is_after_run: bool = False
+) -> StreamStatus:
+    """Write the status file, and return its content."""
     files = StatusFiles(open_store(file.stream.output.path))
-    status = build_saved_status(
-        file.stream, watch_input, watch_result, has_run=is_after_run, previous=files.read_status()
-    )
-    status = replace(status, gaps_open=_count_open_gaps(file, store, watch_input))
+    previous = files.read_status()
+    if is_after_run:
+        status = replace(status, last_run_seconds=status.at_seconds)
+    elif previous is not None and previous.last_run_seconds is not None:
+        # A run that committed nothing is known only from the file.
+        last_run_seconds = max(previous.last_run_seconds, status.last_run_seconds or 0.0)
+        status = replace(status, last_run_seconds=last_run_seconds)
     # A stream that was never run has no output folder for the file.
-    if watch_input.ledger.sequence >= 0:
+    if status.sequence >= 0:
         files.write_status(status)
     return status
-
-
-def _count_open_gaps(file: StreamFile, store: LedgerStore, watch_input: WatchInput) -> int | None:
-    """How many ranges of the output are not to be trusted; None: the table cannot be read."""
-    from seriatim.operations.followers import read_gaps
-    from seriatim.storage.derived_tables import DeltaDerived
-    from seriatim.storage.store import open_store
-
-    if watch_input.ledger.sequence < 0:
-        return 0
-    derived = DeltaDerived(open_store(file.stream.output.path))
-    try:
-        gaps = read_gaps(store, derived, watch_input.ledger)
-        return sum(gap.closed is None for gap in gaps)
-    except SeriatimError:
-        # A run or `seriatim rebuild` repairs the table. The rest of the status is still right.
-        return None

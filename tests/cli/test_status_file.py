@@ -11,7 +11,7 @@ import pytest
 
 from seriatim import cli, clock, context
 from seriatim.memory.outgoing import MemoryNotifier
-from seriatim.operations.stream_status import SavedStatus
+from seriatim.operations.status import StreamStatus
 from tests.web.streams_on_disk import NOW, Lake, create_troubled_stream
 
 
@@ -44,7 +44,7 @@ def test_watch_leaves_the_status_file(lake: Lake, monkeypatch: pytest.MonkeyPatc
     """
     watched(monkeypatch)
     path = lake.folder / "lake" / "orders" / "status.json"
-    first = msgspec.json.decode(path.read_bytes(), type=SavedStatus)
+    first = msgspec.json.decode(path.read_bytes(), type=StreamStatus)
     assert (first.verdict, first.quarantined_count, first.gaps_open, len(first.partitions)) == (
         "hurt",
         1,

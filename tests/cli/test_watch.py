@@ -11,7 +11,7 @@ from seriatim import cli, clock, context
 from seriatim.engine.offsets import Partition
 from seriatim.engine.retention import RetentionRules
 from seriatim.memory.outgoing import MemoryNotifier
-from seriatim.operations.watch import WatchResult
+from seriatim.operations.status import StreamStatus
 from seriatim.stream_files import StreamFile
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import create_filled_stream, send
@@ -211,13 +211,13 @@ def test_a_watch_that_was_overtaken_looks_again_and_mails_nothing_twice(
     watch = WatchRound._watch
     looks: list[str] = []
 
-    def overtaken(watch_round: WatchRound, file: StreamFile) -> WatchResult:
+    def overtaken(watch_round: WatchRound, file: StreamFile) -> StreamStatus:
         looks.append(file.stream.name)
-        watch_result = watch(watch_round, file)
+        stream_status = watch(watch_round, file)
         if len(looks) == 1:
             WatchRound(watch_round.settings, json=False).watch_stream("s", mail=True)
             capsys.readouterr()
-        return watch_result
+        return stream_status
 
     monkeypatch.setattr(WatchRound, "_watch", overtaken)
     assert code("watch", "--once") == 3

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from seriatim.errors import ConfigError, IntegrityError
-from seriatim.operations.stream_status import SavedStatus
+from seriatim.operations.status import PartitionStatus, QuarantinedSession, StreamStatus
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
@@ -69,9 +70,56 @@ def test_the_status_file_comes_back_as_it_was_put(tmp_path: Path) -> None:
     made.root.mkdir()
     files, status = (
         StatusFiles(LocalStore(made.root)),
-        SavedStatus(stream="s", at_seconds=1.5, gaps_open=3),
+        StreamStatus(stream="s", at_seconds=1.5, gaps_open=3),
     )
     files.write_status(status)
     assert files.read_status() == status
     (made.root / "status.json").write_bytes(b'{"at_seconds": "soon"}')
     assert files.read_status() is None
+
+
+def test_the_keys_of_the_status_file_stay(tmp_path: Path) -> None:
+    """Others read it too. More sessions in quarantine than the file lists are only counted."""
+    (tmp_path / "s").mkdir()
+    sessions = [QuarantinedSession(session=f"s{n}", topic="t", partition=0) for n in range(300)]
+    status = StreamStatus(
+        stream="s",
+        at_seconds=1.5,
+        partitions=[PartitionStatus(topic="t", partition=0, unread=7, counts={"poison": 1})],
+        quarantined=sessions,
+        quarantined_count=300,
+    )
+    StatusFiles(LocalStore(tmp_path / "s")).write_status(status)
+    content = msgspec.json.decode((tmp_path / "s" / "status.json").read_bytes())
+    assert len(content.pop("quarantined")) == 200
+    assert content == {
+        "stream": "s",
+        "at_seconds": 1.5,
+        "sequence": -1,
+        "ran_seconds": None,
+        "tier": "",
+        "verdict": "new",
+        "circuit": "closed",
+        "checked": 0,
+        "rate": None,
+        "partitions": [
+            {
+                "topic": "t",
+                "partition": 0,
+                "frontier": None,
+                "log_start": None,
+                "log_end": None,
+                "lag": None,
+                "time_left_seconds": None,
+                "limit_seconds": None,
+                "catches_up": None,
+                "topic_state": "live",
+                "epoch": 0,
+                "held": None,
+                "halted": None,
+            }
+        ],
+        "quarantined_count": 300,
+        "gaps_open": None,
+        "concerns": [],
+    }

@@ -11,6 +11,7 @@ import pytest
 
 from tests.dags.bag import ROOT, ask, write_stream
 from tests.operations.test_run_request import HOSTILE
+from tests.test_stream import RIGHT_SCHEDULES
 
 HEAVY = (
     "pyspark",
@@ -120,6 +121,25 @@ def test_a_hundred_streams_are_parsed_without_anything_heavy(tmp_path: Path) -> 
     opened_times = Counter(Path(path).stem for path in opened_files)
     assert {f"s{number}" for number in range(100)} <= opened_times.keys()
     assert max(opened_times.values()) <= len(DAG_FILES)
+
+
+def test_airflow_takes_the_schedules_that_a_stream_file_may_have(tmp_path: Path) -> None:
+    """Each of them has a next run."""
+    write_stream(tmp_path / "streams", "orders")
+    crons = [cron for cron in RIGHT_SCHEDULES if cron]
+    code = f"""
+from pendulum import datetime
+from airflow.timetables.base import TimeRestriction
+from airflow.timetables.interval import CronDataIntervalTimetable
+limits = TimeRestriction(earliest=datetime(2026, 1, 1), latest=None, catchup=True)
+runs = 0
+for cron in {crons!r}:
+    timetable = CronDataIntervalTimetable(cron, timezone="UTC")
+    timetable.validate()
+    runs += timetable.next_dagrun_info(last_automated_data_interval=None, restriction=limits) is not None
+print(json.dumps(runs))
+"""
+    assert ask(tmp_path, code) == len(crons)
 
 
 def test_a_broken_file_is_an_import_error_and_no_other_stream_stands_still(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from seriatim.config import Settings
-from seriatim.embedded import ivy, jars
+from seriatim.embedded import jars
 from seriatim.embedded.file_lock import file_lock
 from seriatim.errors import ConfigError, PlatformError
 
@@ -45,7 +45,7 @@ class World:
 
     def publish(self, name: str, content: bytes) -> None:
         """Put a JAR into the mirror."""
-        file = self._published(ivy.Coordinate.parse(name))
+        file = self._published(jars.Coordinate.parse(name))
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
 
@@ -57,7 +57,7 @@ class World:
         """From now on nothing can be fetched."""
         self.mirror.rename(self.mirror.with_name("closed"))
 
-    def _published(self, jar: ivy.Coordinate) -> Path:
+    def _published(self, jar: jars.Coordinate) -> Path:
         tail = f"-{jar.classifier}" if jar.classifier else ""
         return (
             self.mirror
@@ -106,7 +106,7 @@ def test_a_warm_start_is_cheap(world: World, monkeypatch: pytest.MonkeyPatch) ->
         raise AssertionError("Ivy was started")
 
     monkeypatch.setattr(jars, "_sha256", counting_sha256)
-    monkeypatch.setattr(ivy, "fetch_jars", no_java)
+    monkeypatch.setattr(jars, "fetch_jars", no_java)
     world.ensure()
     assert hashed_files == []
     first_jar.touch()
@@ -273,4 +273,4 @@ def test_the_lock_is_made_from_what_is_chosen(
 def test_what_is_no_jars_name_is_refused(text: str) -> None:
     """A mistyped coordinate is named."""
     with pytest.raises(ConfigError, match="not a JAR's name"):
-        ivy.Coordinate.parse(text)
+        jars.Coordinate.parse(text)

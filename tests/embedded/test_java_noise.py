@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import subprocess, sys
-from seriatim.embedded.java_noise import INCUBATOR_WARNING, quiet_java
+from seriatim.embedded.java import INCUBATOR_WARNING, quiet_java
 
 child = "import sys, time; sys.stderr.write({!r}); sys.stderr.flush(); sys.stdin.read(); sys.stderr.write('later\\\\n')"
 program = child.format("early\\n" + INCUBATOR_WARNING.decode())

@@ -11,7 +11,7 @@ from typing import Any
 
 from seriatim.engine.offsets import Partition
 from seriatim.operations.accept import RetireDecision, TopicDecision, accept_topic, retire_topic
-from seriatim.operations.status import read_status
+from seriatim.operations.status import StreamStatus, read_status
 from seriatim.testing import MemoryClock, MemoryStream
 from tests.operations.memory_streams import send
 
@@ -89,10 +89,14 @@ def assert_records_match_state(memory_stream: MemoryStream) -> None:
         ), partition
 
 
-def status_of(memory_stream: MemoryStream) -> dict[str, Any]:
+def status_of(memory_stream: MemoryStream) -> StreamStatus:
     """What `seriatim status` shows."""
     return read_status(
-        memory_stream.stream, memory_stream.kafka, memory_stream.ledger, memory_stream.files
+        memory_stream.stream,
+        memory_stream.kafka,
+        memory_stream.ledger,
+        memory_stream.files,
+        memory_stream.clock,
     )
 
 

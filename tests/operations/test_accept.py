@@ -97,7 +97,7 @@ def test_partitions_more_and_fewer() -> None:
     assert outcome.findings == []
     assert frontiers(made) == {"in-a/0": 2, "in-a/1": 0, "in-a/2": 0}
     assert made.accounts()[A1].state == ()
-    shown = {one["partition"]: one["topic_state"] for one in status_of(made)["partitions"]}
+    shown = {one.partition: one.topic_state for one in status_of(made).partitions}
     assert shown == {0: "live", 1: "retired", 2: "retired"}
     assert_records_match_state(made)
 
@@ -115,16 +115,17 @@ def test_status_is_right_before_and_after() -> None:
     new = recreate_topic(made)
     made.run()
     before = status_of(made)
-    assert before["verdict"] == "hurt"
-    assert before["partitions"][0]["topic_state"] == "re-created"
-    assert before["partitions"][0]["halted"]["finding"] == "re-created"
+    assert before.verdict == "hurt"
+    (one,) = before.partitions
+    assert one.halt is not None
+    assert (one.topic_state, one.halt.finding) == ("re-created", "re-created")
     accept(made)
     made.run()
     after = status_of(made)
-    assert after["verdict"] == "good"
-    (one,) = after["partitions"]
-    assert (one["topic_id"], one["frontier"], one["lag"], one["topic_state"]) == (new, 2, 0, "live")
-    assert (one["epoch"], one["halted"]) == (1, None)
+    assert after.verdict == "good"
+    (one,) = after.partitions
+    assert (one.topic_id, one.frontier, one.lag, one.topic_state) == (new, 2, 0, "live")
+    assert (one.epoch, one.halt) == (1, None)
 
 
 def test_sessions_in_quarantine_end_too() -> None:

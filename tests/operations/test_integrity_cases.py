@@ -179,11 +179,11 @@ def test_what_others_wrote_is_said_until_a_person_says_all_is_well() -> None:
     one.ledger.foreign_commit("rows were deleted")
     assert [f.finding for f in one.run().findings] == ["foreign"]
     assert one.run().foreign_sequence >= 0
-    shown = read_status(one.stream, one.kafka, one.ledger, one.files)
-    assert shown["verdict"] == "hurt"
+    shown = read_status(one.stream, one.kafka, one.ledger, one.files, one.clock)
+    assert shown.verdict == "hurt"
     accept_restored_ledger(one.ledger, one.clock, "s", "r", "taken back")
     assert one.run().foreign_sequence == -1
-    assert read_status(one.stream, one.kafka, one.ledger, one.files)["verdict"] == "good"
+    assert read_status(one.stream, one.kafka, one.ledger, one.files, one.clock).verdict == "good"
 
 
 @pytest.mark.parametrize("tier", ["none", "once"])

@@ -255,22 +255,18 @@ def test_a_clock_that_is_ahead_does_not_make_the_rate_look_low() -> None:
 def test_status_shows_time_left_and_whether_it_catches_up() -> None:
     """In seconds, per partition; nothing where nothing waits."""
     made = stalled(LIMITS["time"])
-    (part,) = read_status(made.stream, made.kafka, made.ledger, made.files, made.clock.now)[
-        "partitions"
-    ]
-    assert (part["time_left_seconds"], part["catches_up"], part["lag"]) == (None, True, 0)
+    (part,) = read_status(made.stream, made.kafka, made.ledger, made.files, made.clock).partitions
+    assert (part.time_left_seconds, part.catches_up, part.lag) == (None, True, 0)
     for _ in produced(made, 3600):
         pass
-    (part,) = read_status(made.stream, made.kafka, made.ledger, made.files, made.clock.now)[
-        "partitions"
-    ]
-    assert part["time_left_seconds"] == pytest.approx(WHOLE - 3600, abs=60)
+    (part,) = read_status(made.stream, made.kafka, made.ledger, made.files, made.clock).partitions
+    assert part.time_left_seconds == pytest.approx(WHOLE - 3600, abs=60)
 
 
 def states(made: MemoryStream) -> dict[str, str]:
     """Each topic's state."""
-    found = read_status(made.stream, made.kafka, made.ledger, made.files, made.clock.now)
-    return {part["topic"]: part["topic_state"] for part in found["partitions"]}
+    found = read_status(made.stream, made.kafka, made.ledger, made.files, made.clock)
+    return {part.topic: part.topic_state for part in found.partitions}
 
 
 def test_a_topic_is_drained_when_it_is_folded_and_silent() -> None:

@@ -35,10 +35,8 @@ def test_retired_is_neither_read_nor_found() -> None:
     assert frontiers(made) == {"in-a/0": 3, "in-b/0": 2}
     assert tables_from_state(made, A0) == {"s": {"a": 2, "b": 0}}
     shown = status_of(made)
-    assert shown["verdict"] == "good"
-    assert {
-        (one["topic"], one["partition"]): one["topic_state"] for one in shown["partitions"]
-    } == {
+    assert shown.verdict == "good"
+    assert {(one.topic, one.partition): one.topic_state for one in shown.partitions} == {
         ("in-a", 0): "retired",
         ("in-a", 1): "retired",
         ("in-b", 0): "live",

@@ -8,14 +8,15 @@ from seriatim.engine.retention import RetentionRules
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import HoldEntry
 from seriatim.ledger.model import Change
-from seriatim.operations.watch import WatchResult, watch_stream
+from seriatim.operations.status import StreamStatus
+from seriatim.operations.watch import watch_stream
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0, B0, create_filled_stream, create_stream, send
 
 HOUR = 3600.0
 
 
-def watched(made: MemoryStream) -> WatchResult:
+def watched(made: MemoryStream) -> StreamStatus:
     """One look."""
     return watch_stream(made.stream, made.kafka, made.ledger, made.files, made.clock)
 
@@ -31,8 +32,8 @@ def test_a_stream_that_is_caught_up_needs_nobody() -> None:
     made.run()
     made.clock.sleep(100 * HOUR)
     seen = watched(made)
-    assert (seen.verdict, seen.partitions, seen.lag, seen.concerns) == ("good", 2, 0, [])
-    assert (seen.time_left_seconds, seen.will_catch_up) == (None, True)
+    assert (seen.verdict, len(seen.partitions), seen.unread, seen.concerns) == ("good", 2, 0, [])
+    assert (seen.nearest, seen.catches_up) == (None, True)
 
 
 def test_messages_that_wait_while_no_run_comes_are_late() -> None:
@@ -85,7 +86,8 @@ def test_time_that_runs_out_comes_first() -> None:
     made.clock.sleep(8 * HOUR)
     seen = watched(made)
     assert [one.kind for one in seen.concerns] == ["time left", "late"]
-    assert (seen.time_left_seconds, seen.nearest_partition) == (2 * HOUR, "in-a/0")
+    assert seen.nearest is not None
+    assert (seen.nearest.time_left_seconds, seen.nearest.partition_name) == (2 * HOUR, "in-a/0")
     assert seen.concerns[0].text.startswith(
         "2 h 0 min until Kafka drops offset 3. retention.ms keeps messages for 10 h"
     )
@@ -135,8 +137,9 @@ def test_the_nearest_of_all_partitions_is_shown() -> None:
     made.kafka.create("in-b", 1, RetentionRules(retention_ms=500 * 3_600_000))
     send(made, B0, ["a"])
     seen = watched(made)
-    assert (seen.nearest_partition, seen.time_left_seconds, seen.lag) == ("in-b/0", 500 * 3600, 4)
-    assert seen.will_catch_up is None
+    assert seen.nearest is not None
+    assert (seen.nearest.partition_name, seen.nearest.time_left_seconds) == ("in-b/0", 500 * 3600)
+    assert (seen.unread, seen.catches_up) == (4, None)
 
 
 def test_a_buffer_that_nothing_drains_is_raised() -> None:
@@ -165,7 +168,7 @@ def test_a_backlog_that_is_being_folded_is_not_late() -> None:
     made = create_filled_stream()
     made.clock.sleep(100 * HOUR)
     made.run(until={A0: 1})
-    assert watched(made).lag == 2
+    assert watched(made).unread == 2
     assert concerns(made) == {}
     made.clock.sleep(HOUR)
     assert concerns(made) == {"late": ""}

@@ -18,14 +18,13 @@ from msgspec.structs import replace
 from seriatim.engine.offsets import Partition
 from seriatim.engine.retention import RetentionRules
 from seriatim.memory import MemoryClock
-from seriatim.operations.stream_status import SavedStatus
-from seriatim.operations.watch import assess_watch_input, read_watch_input
+from seriatim.operations.status import StreamStatus
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import LocalStore
 from seriatim.stream_files import StreamFile
 from seriatim.web.app import RunSpan, create_app
 from seriatim.web.read import PageReader
-from seriatim.web.write_status import write_status_after_run, write_status_file
+from seriatim.web.write_status import watch_stream_file, write_status_after_run, write_status_file
 from tests.contracts.disk_streams import DiskStream
 
 NOW = 1_794_843_300.0
@@ -109,7 +108,7 @@ class Lake:
         """The stream file, as it is loaded."""
         return StreamFile(disk_stream.stream, str(self.streams))
 
-    def write_run_status(self, disk_stream: DiskStream) -> SavedStatus:
+    def write_run_status(self, disk_stream: DiskStream) -> StreamStatus:
         """Write the status file as a run does at its end, and read it."""
         assert (
             write_status_after_run(
@@ -123,23 +122,15 @@ class Lake:
         )
         return self.status(disk_stream.stream.name)
 
-    def write_watch_status(self, disk_stream: DiskStream) -> SavedStatus:
+    def write_watch_status(self, disk_stream: DiskStream) -> StreamStatus:
         """Write the status file as a watch does."""
-        watch_input = read_watch_input(
-            disk_stream.stream,
-            disk_stream.kafka,
-            disk_stream.ledger,
-            disk_stream.files,
-            disk_stream.clock,
+        file = self.file(disk_stream)
+        status = watch_stream_file(
+            file, disk_stream.kafka, disk_stream.ledger, disk_stream.files, disk_stream.clock
         )
-        return write_status_file(
-            self.file(disk_stream),
-            watch_input,
-            assess_watch_input(disk_stream.stream, watch_input),
-            disk_stream.ledger,
-        )
+        return write_status_file(file, status)
 
-    def status(self, name: str) -> SavedStatus:
+    def status(self, name: str) -> StreamStatus:
         """The status file."""
         saved_status = StatusFiles(LocalStore(self.folder / "lake" / name)).read_status()
         assert saved_status is not None

@@ -13,11 +13,11 @@ import pytest
 import uvicorn
 
 from seriatim.engine.findings import Concern
-from seriatim.operations.stream_status import (
+from seriatim.operations.status import (
     HaltStatus,
     PartitionStatus,
     QuarantinedSession,
-    SavedStatus,
+    StreamStatus,
 )
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import LocalStore
@@ -87,7 +87,7 @@ def many(lake: Lake) -> None:
             for place in range(PARTITIONS)
         ]
         (made := lake.write(name)).mkdir(parents=True)
-        status = SavedStatus(
+        status = StreamStatus(
             stream=name, at_seconds=lake.now - number, partitions=places, sequence=7, verdict="good"
         )
         (made / "head.json").write_text('{"sequence": 7, "sha256": "00"}')
@@ -178,7 +178,7 @@ def test_hostile_names_run_nothing(lake: Lake, address: str, page: Browser) -> N
     concern = Concern(kind="late", location=word, text=word, next=word)
     listed = QuarantinedSession(session=word, topic=word, partition=0)
     StatusFiles(LocalStore(made.root)).write_status(
-        SavedStatus(**{**_fields(status), "concerns": [concern], "quarantined": [listed]})
+        StreamStatus(**{**_fields(status), "concerns": [concern], "quarantined": [listed]})
     )
     page.size(1440, 900)
     page.messages.clear()
@@ -200,5 +200,5 @@ def test_hostile_names_run_nothing(lake: Lake, address: str, page: Browser) -> N
             assert overflow(page) == 0
 
 
-def _fields(status: SavedStatus) -> dict[str, object]:
+def _fields(status: StreamStatus) -> dict[str, object]:
     return {name: getattr(status, name) for name in status.__struct_fields__}

@@ -13,7 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.engine.findings import Concern
-from seriatim.operations.stream_status import HaltStatus, PartitionStatus, QuarantinedSession
+from seriatim.operations.status import HaltStatus, PartitionStatus, QuarantinedSession
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import LocalStore
 from seriatim.web.app import CONTENT_POLICY, RunSpan

@@ -113,8 +113,9 @@ def test_slices_change_nothing(messages_max: int) -> None:
 def test_plan_and_status_after_a_forward() -> None:
     """Nothing waits, nothing is lost: the next run reads from the new frontier."""
     one = expired()
-    before = read_status(one.stream, one.kafka, one.ledger, one.files)["partitions"][0]
-    assert (before["halted"]["finding"], before["frontier"], before["epoch"]) == ("expired", 6, 0)
+    before = read_status(one.stream, one.kafka, one.ledger, one.files, one.clock).partitions[0]
+    assert before.halt is not None
+    assert (before.halt.finding, before.frontier, before.epoch) == ("expired", 6, 0)
     move_on(one)
     tell(one, 3, 9, session="u")
     head = read_head(one.ledger, "s")
@@ -125,16 +126,16 @@ def test_plan_and_status_after_a_forward() -> None:
         [],
         [],
     )
-    shown = read_status(one.stream, one.kafka, one.ledger, one.files)
-    part = shown["partitions"][0]
-    assert (part["frontier"], part["epoch"], part["halted"], part["held"], part["lag"]) == (
+    shown = read_status(one.stream, one.kafka, one.ledger, one.files, one.clock)
+    part = shown.partitions[0]
+    assert (part.frontier, part.epoch, part.halt, part.hold, part.lag) == (
         8,
         1,
         None,
         None,
         1,
     )
-    assert shown["verdict"] == "good"
+    assert shown.verdict == "good"
 
 
 def test_a_run_beside_the_hold_leaves_the_partition_alone() -> None:

@@ -7,10 +7,9 @@ from msgspec.structs import replace
 
 from seriatim.engine.findings import Concern
 from seriatim.ledger.model import Account, FailedRange, Halt, Ledger
-from seriatim.operations.stream_status import (
+from seriatim.operations.status import (
     HaltStatus,
     PartitionStatus,
-    SavedStatus,
     StreamStatus,
     Tone,
     stream_status_now,
@@ -29,7 +28,7 @@ PLACE = PartitionStatus(
     limit_seconds=3600.0,
 )
 LATE = Concern(kind="late", text="no run", next="seriatim run s")
-STATUS = SavedStatus(
+STATUS = StreamStatus(
     stream="s", at_seconds=1000.0, sequence=4, verdict="good", partitions=[PLACE], concerns=[LATE]
 )
 LEDGER = Ledger(
@@ -40,7 +39,7 @@ LEDGER = Ledger(
 
 
 def seen(
-    status: SavedStatus | None = STATUS, ledger: Ledger | None = None, now: float = 1000.0
+    status: StreamStatus | None = STATUS, ledger: Ledger | None = None, now: float = 1000.0
 ) -> StreamStatus:
     """A stream as of a moment."""
     return stream_status_now("s", "strict", status, ledger, now)
@@ -64,7 +63,7 @@ def test_a_newer_ledger_wins_where_it_knows() -> None:
         0,
         7200,
     )
-    assert (found.sequence, found.lag, found.as_of_seconds) == (5, 5, 1000.0)
+    assert (found.sequence, found.lag, found.at_seconds) == (5, 5, 1000.0)
     assert found.concerns == [LATE]
 
 
@@ -79,7 +78,7 @@ def test_without_a_look_the_ledger_tells_what_it_knows() -> None:
     account = LEDGER.partitions["t/0"]
     found = seen(None, replace(LEDGER, partitions={f"t/{n}": account for n in (0, 10, 2)}))
     assert [place.partition for place in found.partitions] == [0, 2, 10]
-    assert (found.verdict, found.as_of_seconds, found.gaps_open) == ("good", None, None)
+    assert (found.verdict, found.at_seconds, found.gaps_open) == ("good", None, None)
     assert seen(None).verdict == "new"
 
 
@@ -114,7 +113,7 @@ def test_an_open_circuit_and_quarantine_are_told_by_the_ledger() -> None:
         ledger=replace(LEDGER, circuit="open", failed_ranges=failed, partitions={"t/0": account})
     )
     assert {one.kind for one in found.concerns} == {"late", "held", "circuit", "quarantine"}
-    assert (found.quarantined, found.verdict, found.tone) == (2, "hurt", "bad")
+    assert (found.quarantined_count, found.verdict, found.tone) == (2, "hurt", "bad")
     (circuit,) = [one for one in found.concerns if one.kind == "circuit"]
     assert "seriatim" in circuit.next
 
