@@ -198,7 +198,7 @@ class EntryBase(
             messages += account_after.messages - account_before.messages
             # A repair may leave fewer records than there were.
             records += max(0, account_after.records - account_before.records)
-            bytes_written += _bytes_written(change, account_before)
+            bytes_written += _bytes_written(change, account_before, account_after)
         return replace(
             totals,
             messages=messages,
@@ -712,13 +712,20 @@ def _account_after_messages(change: Change, account: Account, halt: Halt | None)
     )
 
 
-def _bytes_written(change: Change, account_before: Account) -> int:
-    """The size of the files that a change adds. Its state files may be those of before in part."""
-    paths_before = file_paths(account_before.state)
+def _bytes_written(change: Change, account_before: Account, account_after: Account) -> int:
+    """The size of the files that a change adds.
+
+    Its state files may be those of before in part, or files that a compaction has merged meanwhile.
+    So the state files are taken from the accounts.
+    """
     size_bytes = 0
-    for file in change.files():
-        if file.path not in paths_before:
-            size_bytes += file.size_bytes
+    for file in change.files_without_state():
+        size_bytes += file.size_bytes
+    if account_after.state is not account_before.state:
+        paths_before = file_paths(account_before.state)
+        for file in account_after.state:
+            if file.path not in paths_before:
+                size_bytes += file.size_bytes
     return size_bytes
 
 

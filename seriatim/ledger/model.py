@@ -314,11 +314,14 @@ class Change(
 
     def files(self) -> list[File]:
         """All files that the change names."""
+        return [*self.files_without_state(), *(self.state or ())]
+
+    def files_without_state(self) -> list[File]:
+        """The record files and the files of quarantined messages that the change names."""
         files = list(self.records)
         for other_files in self.other_records.values():
             files.extend(other_files)
         files.extend(self.quarantine_files)
-        files.extend(self.state or ())
         return files
 
 

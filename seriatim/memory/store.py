@@ -21,8 +21,8 @@ class MemoryStore:
     def __init__(self) -> None:
         self.url = "memory://"
         self.objects: dict[str, bytes] = {}
-        self.drafts: dict[str, bytearray] = {}
-        """Objects that were begun and not finished."""
+        self.drafts: dict[str, list[bytearray]] = {}
+        """Objects that were begun and not finished, one for each writer of a key."""
 
     def uri(self, key: str) -> str:
         """The address of an object."""
@@ -116,13 +116,13 @@ class _MemorySink(HashingSink):
         self._store = store
         self._key = key
         self._content = bytearray()
-        store.drafts[key] = self._content
+        store.drafts.setdefault(key, []).append(self._content)
 
     def _append(self, view: memoryview) -> None:
         self._content += view
 
     def _publish(self) -> None:
-        if self._store.drafts.pop(self._key, None) is None:
+        if not self._end_draft():
             raise FileNotFoundError(errno.ENOENT, "the unfinished object was deleted", self._key)
         if self._key in self._store.objects:
             raise AlreadyThereError(
@@ -131,4 +131,15 @@ class _MemorySink(HashingSink):
         self._store.objects[self._key] = bytes(self._content)
 
     def _give_up(self) -> None:
-        self._store.drafts.pop(self._key, None)
+        self._end_draft()
+
+    def _end_draft(self) -> bool:
+        """Take this writer's draft out of the store; False if it was deleted before."""
+        drafts = self._store.drafts.get(self._key, [])
+        # By identity: drafts of two writers may have the same content.
+        others = [draft for draft in drafts if draft is not self._content]
+        if others:
+            self._store.drafts[self._key] = others
+        else:
+            self._store.drafts.pop(self._key, None)
+        return len(others) < len(drafts)

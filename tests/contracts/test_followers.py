@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from seriatim.errors import PlatformError
 from seriatim.ledger.commit import TRIES_MAX
+from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Ledger
 from seriatim.operations.followers import (
     Follower,
@@ -102,6 +103,21 @@ def test_a_rebuild_goes_to_exactly_the_target(followed: Followed, name: str) -> 
         assert followed.shown(name) == named(followed.head)
         assert not followed.catch_up(name, followed.head)
         assert not followed.catch_up(name, followed.middle), "a table never goes back by itself"
+
+
+def test_no_entry_after_the_target_is_added(followed: Followed) -> None:
+    """A table that names an entry has what the entries up to it made, and nothing of later ones."""
+    group = [*followed.group("quarantine"), *followed.group("trade")]
+    added: list[int] = []
+    real_add_entry = group[-1].add_entry
+
+    def add_entry(manifest: Manifest) -> None:
+        added.append(manifest.entry.sequence)
+        real_add_entry(manifest)
+
+    group[-1].add_entry = add_entry  # type: ignore[method-assign]
+    catch_up(followed.made.ledger, group, followed.middle, rebuild=True)
+    assert added == list(range(followed.middle.sequence + 1))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,6 +6,7 @@ delta-rs writes a commit file without fsync. The tests record every fsync of our
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,30 @@ def test_a_witness_that_catches_up_makes_the_commit_durable_first(
     assert {log / f"{version:020d}.json", log / f"{version - 1:020d}.json", log} <= set(
         paths[:witness]
     )
+
+
+def test_an_object_and_its_name_are_on_the_disk_when_the_call_returns(
+    tmp_path: Path, synced: Synced
+) -> None:
+    """However it was written: its content first, then the folder that has its name."""
+    store = LocalStore(tmp_path / "lake")
+
+    def write_large(key: str) -> None:
+        sink = store.writer(key)
+        sink.write(b"large")
+        sink.finish()
+
+    ways: dict[str, Callable[[str], None]] = {
+        "created": lambda key: store.create(key, b"new"),
+        "replaced": lambda key: store.replace(key, b"note"),
+        "large": write_large,
+    }
+    for way, write in ways.items():
+        synced.clear()
+        write(f"{way}/object")
+        folder = tmp_path / "lake" / way
+        paths = [path for path, _ in synced]
+        assert folder.parent in paths, "the name of the new folder"
+        (draft,) = [path for path in paths if path.name.startswith(".object.")]
+        assert paths[-1] == folder, way
+        assert paths.index(draft) < len(paths) - 1

@@ -180,6 +180,28 @@ def test_a_large_object_never_overwrites(store: Store) -> None:
     assert list(store.unfinished_keys("")) == []
 
 
+def test_of_two_writers_of_one_key_the_first_to_finish_wins(store: Store) -> None:
+    """The other one is told that the object is there, and leaves nothing behind."""
+    first, second = store.writer("x"), store.writer("x")
+    second.write(b"second")
+    first.write(b"first")
+    first.finish()
+    with pytest.raises(AlreadyThereError):
+        second.finish()
+    assert store.read("x") == b"first"
+    assert list(store.unfinished_keys("")) == []
+
+
+def test_a_writer_that_gives_up_does_not_disturb_another_of_its_key(store: Store) -> None:
+    """Two tries of one task may be at work at the same time."""
+    first, second = store.writer("x"), store.writer("x")
+    second.write(b"second")
+    first.close()
+    assert list(store.unfinished_keys("")) == ["x"]
+    second.finish()
+    assert store.read("x") == b"second"
+
+
 def test_parquet_is_written_and_read_in_parts(store: Store) -> None:
     """Arrow writes into a sink and reads row groups of an opened object."""
     table = pa.table({"offset": list(range(1000))})

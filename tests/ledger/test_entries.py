@@ -506,6 +506,21 @@ def test_totals_count_what_entries_did() -> None:
     assert two.totals == replace(one.totals, bytes_written=155, refolded_messages=4)
 
 
+def test_state_that_was_compacted_meanwhile_is_not_counted_as_written_again() -> None:
+    """A slice names the state files that it was folded on. If a compaction merged them before the
+    commit, only the slice's own file is new.
+    """
+    one = apply_entry(entry("slice", replace(folded(5, 9), state=files(20))), ledger())
+    two = apply_entry(entry("slice", replace(folded(9, 12), state=files(20, 30))), one)
+    merge = change(frontier=12, until=12, state=files(45), merged_state_paths=("f20", "f30"))
+    three = apply_entry(entry("compact", merge), two)
+    late = replace(folded(12, 15), state=files(20, 30, 7))
+    four = apply_entry(entry("slice", late), three)
+    assert [file.path for file in four.partitions["a/0"].state] == ["f45", "f7"]
+    written = [ledger_after.totals.bytes_written for ledger_after in (one, two, three, four)]
+    assert written == [20, 50, 95, 102]
+
+
 def test_totals_of_ledgers_of_before_begin_with_what_the_accounts_know() -> None:
     """Messages, records and findings; the next entry adds to them."""
     known = Account(

@@ -214,6 +214,18 @@ def test_a_base_that_cannot_be_read_is_named(how: str) -> None:
     assert ManifestFiles(made.store).read(made.references[-1]).base is None
 
 
+def test_a_whole_manifest_in_the_place_of_another_is_refused() -> None:
+    """Its content can be read, and is not what was committed: only the hash tells."""
+    made = history(TEN, {1})
+    rival = history(TEN | {10}, {1})
+    base, last = made.references
+    made.store.objects[base.path] = rival.store.objects[rival.references[0].path]
+    with pytest.raises(UnreadableManifestError, match="hash differs") as refused:
+        ManifestFiles(made.store).read_ledger(last)
+    assert refused.value.reference == base
+    assert refused.value.actual_sha256 == rival.references[0].sha256
+
+
 def test_a_partial_manifest_is_no_base() -> None:
     """Its file has not the whole ledger. Reading on from it would lose accounts."""
     made = history(TEN, {1}, {2})
@@ -239,3 +251,15 @@ def test_a_newer_format_is_refused_with_the_version_to_install() -> None:
         assert refused.value.next == "install Seriatim 0.9.1 or newer"
         assert refused.value.exit_code == 2
     assert decode_manifest(encode_manifest(manifest)) == manifest
+
+
+def test_a_ledger_after_an_entry_of_an_unknown_kind_is_refused() -> None:
+    """Also where the entry itself is not read: its ledger may mean something else."""
+    made = history(TEN, {1})
+    content = msgspec.json.decode(unpacked(made, made.references[-1]))
+    content["entry"] |= {"kind": "archive", "product": "0.9.1"}
+    reference = made.put(1, content)
+    for read in (ManifestFiles(made.store).read_ledger, ManifestFiles(made.store).read):
+        with pytest.raises(ConfigError, match="no entry of kind 'archive'") as refused:
+            read(reference)
+        assert refused.value.next == "install Seriatim 0.9.1 or newer"
