@@ -85,6 +85,7 @@ class SparkFoldTask(Struct):
         from seriatim.fast.helpers.fold import with_helpers
         from seriatim.storage.arrow import message_batches
 
+        # Tests set crash points in the driver's environment, which the worker does not have.
         config.arm_crash_point(self.crash_point, self.driver_pid)
         spark_context = TaskContext.get()
         attempt_number = spark_context.taskAttemptId() if spark_context else 0

@@ -28,7 +28,7 @@ from msgspec import Struct
 
 from seriatim.engine.decoding import Decoder, JsonDecoder
 from seriatim.engine.findings import Finding, OnPoison, Tier
-from seriatim.engine.machine import Machine, UserMachine
+from seriatim.engine.machine import Machine, Runner, UserMachine
 from seriatim.engine.offsets import Partition
 from seriatim.engine.table import TableMachine
 from seriatim.memory import (
@@ -142,11 +142,10 @@ def fold(
     for record_type, other_kind in runner.other_record_types.items():
         typed_rows += [(row, record_type) for row in world.other_rows(other_kind.table)]
     typed_rows.sort(key=lambda typed_row: (typed_row[0]["offset"], typed_row[0]["index"]))
-    saved_states = _saved_states(world)
     return Folded(
         records=[_record_from_row(record_type, row) for row, record_type in typed_rows],
         rows=rows,
-        states={session: runner.load(*saved) for session, saved in saved_states.items()},
+        states=_saved_states(world, runner),
         findings=findings,
         headless=headless,
     )
@@ -189,13 +188,11 @@ def fold_table(
     world = MemoryStream(stream, new_machine)
     findings, headless = _produce_and_run(world, messages)
     rows = world.rows()
-    states = {}
-    for session, saved in _saved_states(world).items():
-        states[session] = runner.to_plain(runner.load(*saved))
+    states = _saved_states(world, runner)
     return Folded(
         records=[{name: row[name] for name in runner.columns} for row in rows],
         rows=rows,
-        states=states,
+        states={session: runner.to_plain(state) for session, state in states.items()},
         findings=findings,
         headless=headless,
     )
@@ -241,10 +238,10 @@ def _encode_message(message: Any, is_json: bool) -> bytes | None:
     return msgspec.json.encode(message)
 
 
-def _saved_states(world: MemoryStream) -> dict[str, tuple[bytes, int]]:
-    """The state of each session as bytes, with the version of its format."""
-    saved_states = {}
+def _saved_states(world: MemoryStream, runner: Runner) -> dict[str, Any]:
+    """The state of each session, as a new process would read it."""
+    states = {}
     for name, session in world.sessions(Partition(TOPIC, 0)).items():
         if session.state_bytes is not None:
-            saved_states[name] = (session.state_bytes, session.state_version)
-    return saved_states
+            states[name] = runner.load(session.state_bytes, session.state_version)
+    return states

@@ -428,6 +428,7 @@ class Fold:
                     else is_snapshot_message(message)
                 )
                 previous = session.sequence
+                # Without a sequence, or before the first one, nothing can be said about order.
                 jumps = sequence is not None and previous is not None and sequence != previous + 1
                 if jumps and not self._judge_jump(session, name, sequence, i, is_snapshot):
                     continue
@@ -438,6 +439,7 @@ class Fold:
             except BaseException as error:  # noqa: BLE001  # the machine's error becomes a finding
                 self._quarantine_refused(session, name, error, i)
                 continue
+            # Only after `apply` succeeded: a message that raised must leave the session as it was.
             if is_snapshot:
                 self._begin_at_snapshot(session, name, sequence, i)
             elif not jumps or sequence > previous:  # type: ignore[operator]  # a jump is between numbers
@@ -646,6 +648,8 @@ class Fold:
             self._quarantine_raised(session, name, error, position, waiting_message)
             return False
         if session.finding is not None:
+            # The snapshot ends the quarantine. What came before it does not count: the sequence
+            # begins anew, and is not compared with the one at which the session was damaged.
             session.finding = None
             session.finding_offset = -1
             session.sequence = None
@@ -730,6 +734,8 @@ class Fold:
             )
             session.damaged_since_offset = offset
         self.counts.headless += 1
+        # The session is saved, so that the next slice knows that it waits. Its last offset stays:
+        # by that it is in doubt.
         session.is_touched = True
         session.timestamp = int(self._batch.timestamps[position])
         return True
@@ -769,6 +775,7 @@ class Fold:
         name = name or ""
         offset = self._batch.start + position
         previous = session.sequence
+        # Asked before the missing sequences are forgotten.
         is_late = sequence is not None and is_missing_sequence(session, sequence)
         session.missing_sequences = []
         if sequence is not None and previous is not None and sequence > previous + 1:
@@ -993,6 +1000,7 @@ class Fold:
         if undo is None:
             return self._apply_and_save_each(session, message)
         if self._batch.start + position < undo.since:
+            # This message did not raise in the earlier try, so that it need not be undone.
             records = self.runner.apply(session.state, message)
             self.runner.check_records(records)
             return records

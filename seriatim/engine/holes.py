@@ -72,6 +72,8 @@ def mark_aborted_batches(
     upcoming = sorted(aborted_transactions, key=_first_offset_of_transaction)
     aborting_producers: set[int] = set()
     for batch in batches:
+        # A transaction counts from its first offset on, even if that is inside of this batch: a
+        # batch is of one producer and one transaction.
         while upcoming and upcoming[0][1] <= batch.last_offset:
             producer_id, _ = upcoming.pop(0)
             aborting_producers.add(producer_id)

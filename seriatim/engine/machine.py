@@ -281,6 +281,7 @@ class UserMachine:
     def dump(self, state: Any) -> bytes:
         """State as bytes. They are decoded at once: bytes that cannot be decoded must not be saved."""
         state_bytes = msgspec.msgpack.encode(state)
+        # msgspec checks types when it decodes, not when it encodes.
         self._state_decoder.decode(state_bytes)
         return state_bytes
 

@@ -6,7 +6,6 @@ Next: operations/plan.py plans slices with them; ledger/model.py stores them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -86,24 +85,6 @@ class Bounds(Struct, frozen=True):
     topic_id: str
     log_start: int
     log_end: int
-
-
-def find_holes(offsets: Iterable[int], offset_range: OffsetRange) -> list[OffsetRange]:
-    """The ranges of `offset_range` that do not occur in `offsets`, which must be rising."""
-    holes: list[OffsetRange] = []
-    expected = offset_range.start
-    for offset in offsets:
-        ensure(
-            expected <= offset < offset_range.end,
-            "offset outside its range or out of order",
-            offset=offset,
-        )
-        if offset > expected:
-            holes.append(OffsetRange(expected, offset))
-        expected = offset + 1
-    if expected < offset_range.end:
-        holes.append(OffsetRange(expected, offset_range.end))
-    return holes
 
 
 def drop_empty_ranges(ranges: Ranges) -> Ranges:

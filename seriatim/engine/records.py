@@ -309,15 +309,6 @@ def _select(column: list[Value], rows: Sequence[int]) -> list[Value]:
     return [column[row] for row in rows]
 
 
-def count_by_table(rows_by_table: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """How many records each other table gets."""
-    counts = {}
-    for table in sorted(rows_by_table):
-        if table != MAIN_TABLE:
-            counts[table] = len(rows_by_table[table])
-    return counts
-
-
 def fits_column_type(value: Any, type_name: str) -> bool:
     """Whether a value may be in a column of this type. This is never laxer than what writes the
     column.

@@ -63,6 +63,7 @@ def add_missing_sequences(session: Session, sequence: int) -> None:
     if session.sequence is None:
         return
     missing_range = (session.sequence + 1, sequence)
+    # Bounded: a session is saved with every slice, and a producer may lose messages for ever.
     ranges = [*session.missing_sequences, missing_range]
     session.missing_sequences = ranges[-MISSING_RANGES_MAX:]
 

@@ -223,6 +223,7 @@ class FoldOutput(Struct):
         """Give each record its session, its sequence and its number within its message."""
         positions = self.positions
         self.indexes = [0] * len(positions)
+        # Comparing two lists is faster than any loop over the records.
         has_one_record_per_message = positions == list(range(len(names)))
         if has_one_record_per_message and not self.source_messages:  # the usual case
             self.sessions = list(names)  # type: ignore[arg-type]  # a record has a session

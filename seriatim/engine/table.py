@@ -281,6 +281,7 @@ class TableMachine:
                 return self._update_missing(rows, values)
             new = values[: self._width]
             if UNSET in new:
+                # The producer left columns out: they stay as they were. Null is a value of its own.
                 # A list is faster here than a generator.
                 new = tuple(
                     [
@@ -325,6 +326,7 @@ class TableMachine:
             rows = session.state
             key = values[key_position] if key_position is not None else self._row_key(values)
             old = rows.get(key)
+            # Anything unusual goes through `Fold`, which knows the rules. Nothing was changed yet.
             if (
                 old is None
                 or UNSET in values
@@ -362,6 +364,7 @@ class TableMachine:
 
     def _delete(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
         values = astuple(message)[: self._width]
+        # A missing row is popped without an effect, so that the refusal leaves the rows as they were.
         old = rows.pop(self._row_key(values), None)
         if old is None:
             self._refuse_or_count("delete of a missing row", values)
@@ -381,6 +384,8 @@ class TableMachine:
         for key, old in rows.items():
             if key not in new_rows:
                 records.append(self._delete_record(old))
+        # The very dict is changed, and not replaced: the session holds it. All checks are done by
+        # now, so that a snapshot that is refused has changed nothing.
         rows.clear()
         rows.update(new_rows)
         return records

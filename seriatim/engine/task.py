@@ -141,6 +141,7 @@ def run_task(work: PartitionWork, batches: Iterable[MessageBatch], context: Task
     except Exception as error:  # noqa: BLE001  # the driver reports it once
         failure = Failure.of(as_worker_error(str(work.partition), error))
         result = TaskResult(failure=failure)
+    # The driver knows a result by its partition alone: Spark gives results in any order.
     result.partition = work.partition
     return msgspec.msgpack.encode(result)
 
@@ -275,12 +276,14 @@ class PartitionTask:
         and the result says only why.
         """
         fold = self.core_fold
+        # First of all: that a state cannot be saved is a reason to fold again.
         touched = fold.touched_sessions()
         if fold.must_fold_again(self.halt):
             self.lacks_headers = True
         record_files, other_record_files = self.writer.close()
         quarantine_file = self.quarantine_writer.close()
         if fold.half_changed_sessions or self.lacks_headers:
+            # The files that were written stay orphans: no entry will ever name them.
             return TaskResult(
                 raised_sessions=fold.half_changed_sessions, lacks_headers=self.lacks_headers
             )

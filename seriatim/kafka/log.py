@@ -167,6 +167,7 @@ class KafkaLog:
             for partition, partition_bounds in bounds.items()
             if partition.topic in rules
         }
+        # One request each for all partitions. Only a frontier inside of a log needs a message.
         oldest_ms = self._timestamps_by_spec(known_bounds, OffsetSpec.for_timestamp(0))
         newest_ms = self._timestamps_by_spec(known_bounds, OffsetSpec.max_timestamp())
         frontier_ms = self._frontier_timestamps(known_bounds, frontiers, oldest_ms)
@@ -341,6 +342,7 @@ class KafkaLog:
         deadline = time.monotonic() + self.timeout_seconds
         while waiting:
             for partition, answer in self._request_offsets(waiting, offset_spec).items():
+                # It stays in `waiting` and is asked again. After the deadline its error is raised.
                 if _is_error(answer, LEADER_CHANGE_ERRORS) and time.monotonic() < deadline:
                     continue
                 waiting.discard(partition)

@@ -142,6 +142,7 @@ class _PartitionLogReader:
 
     def read_view(self, hole: OffsetRange, ahead_bytes: int) -> LogView:
         """Every batch from the start of the hole to its end, and `ahead_bytes` further."""
+        # Asked first: if the log start moves on meanwhile, the fetch is refused, and all is read again.
         log_start = self.leader.list_offset(EARLIEST)
         stable_end = self.leader.list_offset(LATEST)
         start = max(hole.start, log_start)

@@ -423,6 +423,8 @@ class TaskSource:
             return []
         with _translate_spark_errors():
             range_count = len(self.ranges)
+            # A row with a number for each range, each in a partition of Spark's own: no message goes
+            # through the JVM, and Spark places and retries the tasks.
             numbers = self.spark.range(0, range_count, 1, range_count)
             mapper = _RangeMapper(task, self.read_range, self.ranges, self.options)
             results = numbers.mapInArrow(mapper, RESULT_SCHEMA)
@@ -485,6 +487,7 @@ class _AvailableNowQuery:
             query = writer.option("checkpointLocation", str(self.checkpoint_folder)).start()
             query.awaitTermination()
         except (PySparkException, Py4JError, ConnectionError):
+            # Spark reports only that the batch function raised. What it raised is kept here.
             if isinstance(self.failure, _StopQuery):
                 return
             if self.failure is not None:
@@ -501,6 +504,7 @@ class _AvailableNowQuery:
             for partition, start in self.frontier.items():
                 ranges[partition] = OffsetRange(start, ends[partition])
             should_continue = self.on_slice(ranges, SparkSource(frame, self.options))
+            # The checkpoint says only where a batch ends: the next one begins there.
             self.frontier = ends
             if not should_continue:
                 raise _StopQuery

@@ -87,6 +87,8 @@ class KafkaRangeReader:
             while offset < offset_range.end:
                 for raw in fetcher.next_batches(offset, offset_range.end):
                     content = builder.decompressed_records(raw)
+                    # Before the batch is unpacked: the columns cannot grow, because compiled code
+                    # writes into them.
                     if not builder.has_capacity(raw.record_count, len(content)):
                         yield builder.take_batch()
                     builder.add_batch(raw, content)
@@ -126,6 +128,7 @@ class _PartitionFetcher:
                     f"{OLD_FORMAT_ADVICE}"
                 )
             is_skipped = header.is_aborted and self.reader.isolation == "read_committed"
+            # A fetch begins with the whole batch that has its offset, and goes on beyond the range.
             if raw.base_offset < end and not raw.is_control and not is_skipped:
                 yield raw
         self.next_offset = fetched.raw_batches[-1].last_offset + 1
@@ -250,6 +253,7 @@ class _BatchBuilder:
             content = _as_uint8_array(raw.decompressed_records())
         except (OSError, ValueError, KeyError) as error:
             raise _damaged_batch_error(self.partition, raw, str(error)) from None
+        # A damaged count must not make us allocate columns for two billion messages.
         if raw.record_count * RECORD_BYTES_MIN > len(content):
             reason = f"it cannot hold {raw.record_count} messages"
             raise _damaged_batch_error(self.partition, raw, reason)

@@ -134,6 +134,7 @@ def commit(
        else means another try from step 1 on the head as it is now.
     5. Write the witness.
     """
+    # Once, and not per try: a retry is the same entry, with the same manifest and hash.
     entry = replace(entry, at_seconds=clock.now_seconds())
     last_conflict = ""
     for attempt in range(TRIES_MAX):
@@ -145,6 +146,8 @@ def commit(
         # 2. The manifest. One that no commit ever names is swept later.
         reference = store.put_manifest(manifest)
         crash_point("manifest-written")
+        # A ledger without entries is not there yet: then the commit creates the table, or loses
+        # against another run that does.
         expected_head = head if head.ledger.sequence >= 0 else None
         try:
             # 3. Compare and set.

@@ -112,6 +112,7 @@ class DeltaLedger(StoredLedger):
         adds = []
         for change in entry.changes:
             for file in change.records:
+                # delta-rs adds files that do not exist without a complaint.
                 if self.store.size(file.path) != file.size_bytes:
                     raise CommitConflictError(
                         f"{file.path} is not there: another run has swept it, or the disk lost it"
@@ -135,6 +136,7 @@ class DeltaLedger(StoredLedger):
 
     def active_paths(self, head: LedgerHead) -> set[str]:
         """The paths of the record files in the table as of `head`."""
+        # Only the column of paths becomes Python values: there may be very many files.
         adds = pa.table(head.token.get_add_actions())
         return {f"records/{path}" for path in adds.column("path").to_pylist()}
 

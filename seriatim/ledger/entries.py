@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Literal, Self, TypeVar, cast
+from typing import ClassVar, Literal, Self, TypeVar, cast, get_args
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -159,7 +159,9 @@ class EntryBase(
         pace = ledger.pace
         if self.counts_for_pace:
             pace = pace.after_entry(self.at_seconds, self._folded_messages(), self.took_seconds)
-        # 3. What was judged. Without failed ranges everything that was judged is good.
+        # 3. What was judged. Without failed ranges everything that was judged is good. An entry that
+        # leaves nothing to judge moves the mark along: otherwise each verdict would itself wait for
+        # a check.
         failed_ranges = self._failed_ranges_after(ledger)
         failed_ranges.sort(key=lambda failed: (failed.partition, failed.start, failed.judged_until))
         judged_until = self._judged_until_after(ledger)
@@ -196,7 +198,7 @@ class EntryBase(
         bytes_written = totals.bytes_written
         for change, account_before, account_after in steps:
             messages += account_after.messages - account_before.messages
-            # A repair may leave fewer records than there were.
+            # A repair may leave fewer records than there were, but no total falls.
             records += max(0, account_after.records - account_before.records)
             bytes_written += _bytes_written(change, account_before, account_after)
         return replace(
@@ -310,6 +312,7 @@ class SliceEntry(MachineEntry, frozen=True, kw_only=True, tag="slice"):
         ensure(change.until >= account.frontier, "a slice never goes back", until=change.until)
         halt = change.halt
         if halt is not None:
+            # The entry that halts a partition names itself: people and mails refer to it.
             halt = replace(halt, sequence=self.sequence)
         return _account_after_messages(change, account, halt)
 
@@ -437,6 +440,7 @@ class CompactEntry(EntryBase, frozen=True, kw_only=True, tag="compact"):
         """
         if change.state is None:
             return account
+        # Slices went on while the files were merged, and put theirs on top.
         newer_files = account.state[len(change.merged_state_paths) :]
         return replace(account, state=(*change.state, *newer_files))
 
@@ -476,6 +480,8 @@ class VerdictEntry(EntryBase, frozen=True, kw_only=True, tag="verdict"):
             unmet.append(f"it was judged up to entry {ledger.judged_until} meanwhile")
         for failed_range in self.failed_ranges:
             account = ledger.partitions.get(failed_range.partition)
+            # A repair and an accept raise the epoch, so that equal epochs prove that what was judged
+            # is still there.
             epoch = -1 if account is None else account.epoch
             if epoch != failed_range.epoch:
                 unmet.append(f"{failed_range.partition} was repaired or accepted meanwhile")
@@ -603,15 +609,7 @@ Entry = (
 AnyEntry = TypeVar("AnyEntry", bound=Entry)
 """For functions that return an entry of the same type as they were given."""
 ENTRY_TYPES: dict[str, type[Entry]] = {
-    "start": StartEntry,
-    "slice": SliceEntry,
-    "hold": HoldEntry,
-    "release": ReleaseEntry,
-    "repair": RepairEntry,
-    "compact": CompactEntry,
-    "verdict": VerdictEntry,
-    "accept": AcceptEntry,
-    "retire": RetireEntry,
+    entry_type.__struct_config__.tag: entry_type for entry_type in get_args(Entry)
 }
 """The types by the kind that manifests name. An entry of another kind is of a newer version."""
 

@@ -88,13 +88,6 @@ class QuarantineFile(Struct, frozen=True):
     sequence: int
 
 
-def gaps_after(gaps: Iterable[Gap], manifest: Manifest) -> list[Gap]:
-    """The gaps after one more entry."""
-    fold = GapsFold(gaps)
-    fold.add_entry(manifest)
-    return fold.gaps
-
-
 def quarantine_files(entry: Entry) -> list[QuarantineFile]:
     """The files of messages that an entry quarantined."""
     return [
@@ -265,6 +258,7 @@ class GapsFold:
                 self._close_gap(number, entry, gap.start + 1, "skip")
             elif halt is None:
                 self._close_gap(number, entry, max(gap.start, change.frontier), entry.kind)
+        # The same halt is told by many entries, but it is one gap.
         if halt is not None and not halt_is_open:
             mark = GapMark(
                 finding=halt.finding,

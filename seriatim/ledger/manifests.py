@@ -209,6 +209,8 @@ class ManifestFiles:
         stored = self._as_stored(manifest)
         packed = pa.compress(encode_manifest(stored), codec="zstd", asbytes=True)
         reference = manifest_reference(manifest.entry.sequence, hashlib.sha256(packed).hexdigest())
+        # The name has the hash, so that `create` can only meet the same bytes: our own, written by a
+        # try whose answer got lost.
         self.store.create(reference.path, packed)
         self._remember(reference, replace(manifest, base=stored.base))
         return reference
@@ -279,6 +281,7 @@ class ManifestFiles:
             return manifest
         changed_accounts = _changed_accounts(manifest.ledger, base)
         if 2 * len(changed_accounts) > len(manifest.ledger.partitions):
+            # Nearly as large as a whole one, which needs only one read.
             return manifest
         return replace(
             manifest,
@@ -310,6 +313,8 @@ class ManifestFiles:
             raise UnreadableManifestError(
                 stored.base, f"it is not the whole ledger that entry {reference.sequence} needs"
             )
+        # The accounts of the base are shared, not copied: comparing them with the next entry's is
+        # then mostly a comparison of object identities.
         partitions = {**base.ledger.partitions, **ledger.partitions}
         if len(partitions) > len(base.ledger.partitions):
             partitions = dict(sorted(partitions.items()))

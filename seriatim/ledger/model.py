@@ -350,6 +350,8 @@ def state_files_after(change: Change, account: Account) -> tuple[File, ...]:
     *older_files, new_file = change.state
     if account.has_oldest_state(file_paths(older_files)):
         return change.state
+    # A compaction was committed meanwhile. It changes no session, so that the new file is right on
+    # top of the merged ones, too.
     return (*account.state, new_file)
 
 

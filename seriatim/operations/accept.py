@@ -178,6 +178,7 @@ def _plan_changes(open_stream: OpenStream, ledger: Ledger, name: str) -> tuple[l
             next=f"check `topics` in the stream file and the broker; if it is over for good:\n"
             f'seriatim retire {ledger.stream} {topic} --because "…"',
         )
+    # All partitions of a topic have the same id.
     new_topic_id = next(iter(topic_bounds.values())).topic_id
     refuse_held(ledger, partitions)
     known_topic_ids = {ledger.partitions[str(partition)].topic_id for partition in partitions}

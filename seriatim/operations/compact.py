@@ -240,6 +240,7 @@ def _find_committed_files(
     """
     committed_files: dict[str, TopicRecordFile] = {}
     newest_sequence = ledger.sequence
+    # Each step back is four times as long: few reads for new files, and all entries in the end.
     step = ENTRIES_READ_FIRST
     while newest_sequence >= 0 and len(committed_files) < len(paths):
         after = max(-1, newest_sequence - step)
@@ -281,6 +282,7 @@ class _PieceCompaction:
         """Steps 2 to 4. If another run was faster, or if every input is damaged, nothing is
         committed, and what was written is deleted.
         """
+        # Before the first file: a sweep beside us must find the intent of every file that it lists.
         intent = self._write_intent()
         try:
             change = self._build_change()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -41,38 +41,43 @@ from seriatim.ports import (
 
 Version = TypeVar("Version", bound=AppliedVersion)
 PartitionFileList = list[tuple[Partition, File]]
-NEXT_RUN_CATCHES_UP = (
-    "check that the output path can be written and has room: the next run catches up"
-)
 
 
-class Follower(Protocol[Version]):
+class Follower(Generic[Version]):
     """A table that follows the ledger. `catch_up` calls its methods in the order in which they stand
     here, and all of them again after a conflict.
     """
 
     description: str
     """What messages call it: "the table current"."""
-    advice: str
+    advice = "check that the output path can be written and has room: the next run catches up"
     """What a person can do if it cannot be written."""
-    needs_entries: bool
+    needs_entries = True
     """Whether the entries after its version have to be read. Known after `begin`."""
+    applied: Version
+    """The version on which is put what was collected."""
+    entry: EntryMark
+    """The entry that it is brought to."""
 
     def applied_version(self) -> Version:
         """The entry that the table shows, as its last commit says."""
-        ...
+        raise NotImplementedError
 
     def begin(self, applied: Version, target: Ledger) -> None:
         """Begin to collect what is put on top of this version. Sequence -1: the whole table is built.
 
         It is called also for a table that is up to date, if another one of its group is not.
         """
+        self.applied = applied
+        self.entry = target.mark
 
     def add_entry(self, manifest: Manifest) -> None:
         """Collect what matters of the next entry after the version."""
+        raise NotImplementedError
 
     def put(self) -> None:
         """Commit what was collected on exactly that version, or raise `CommitConflictError`."""
+        raise NotImplementedError
 
 
 def catch_up(
@@ -99,6 +104,7 @@ def catch_up(
         for follower in followers:
             applied = follower.applied_version()
             if rebuild:
+                # Only the number: the token stays, so that the commit replaces what is there now.
                 applied = replace(applied, sequence=-1)
             else:
                 applied = trusted_version(store, applied, target)
@@ -167,12 +173,10 @@ def entries_between(store: LedgerStore, after: int, target: Ledger) -> Iterator[
     return takewhile(lambda manifest: manifest.ledger.sequence <= target.sequence, manifests)
 
 
-class GapsFollower:
+class GapsFollower(Follower[AppliedVersion]):
     """The table `gaps`. It is created even if there are no gaps, because people query it."""
 
     description = "the tables gaps and quarantine"
-    advice = NEXT_RUN_CATCHES_UP
-    needs_entries = True
 
     def __init__(self, derived: DerivedStore) -> None:
         self.derived = derived
@@ -183,8 +187,7 @@ class GapsFollower:
 
     def begin(self, applied: AppliedVersion, target: Ledger) -> None:
         """Begin with the gaps that the table has."""
-        self.applied = applied
-        self.entry = target.mark
+        super().begin(applied, target)
         self.previous_gaps: list[Gap] = []
         if applied.sequence >= 0:
             self.previous_gaps = self.derived.gaps(applied)
@@ -203,14 +206,12 @@ class GapsFollower:
         crash_point("derived-half")
 
 
-class QuarantineFollower:
+class QuarantineFollower(Follower[AppliedVersion]):
     """The table `quarantine`: messages that were set aside, and how their sessions were released. It
     comes after `gaps`, which know the releases.
     """
 
     description = "the tables gaps and quarantine"
-    advice = NEXT_RUN_CATCHES_UP
-    needs_entries = True
 
     def __init__(self, derived: DerivedStore, gaps: GapsFollower) -> None:
         self.derived = derived
@@ -222,8 +223,7 @@ class QuarantineFollower:
 
     def begin(self, applied: AppliedVersion, target: Ledger) -> None:
         """Begin with no files."""
-        self.applied = applied
-        self.entry = target.mark
+        super().begin(applied, target)
         self.new_files: list[QuarantineFile] = []
         self.has_files_of_repair = False
 
@@ -255,11 +255,8 @@ class FileChanges(Struct):
     removed: list[str]
 
 
-class FurtherTableFollower:
+class FurtherTableFollower(Follower[AppliedVersion]):
     """The table of one further kind of records: the files that the entries name."""
-
-    advice = NEXT_RUN_CATCHES_UP
-    needs_entries = True
 
     def __init__(self, outputs: OutputStore, table: str) -> None:
         self.outputs = outputs
@@ -272,8 +269,7 @@ class FurtherTableFollower:
 
     def begin(self, applied: AppliedVersion, target: Ledger) -> None:
         """Begin with no changes."""
-        self.applied = applied
-        self.entry = target.mark
+        super().begin(applied, target)
         self.changes: list[FileChanges] = []
         self.files_by_path: dict[str, tuple[Partition, File]] = {}
 

@@ -31,7 +31,7 @@ from seriatim.ledger.current_rows import (
 )
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Ledger
-from seriatim.operations.followers import catch_up, entries_between
+from seriatim.operations.followers import Follower, catch_up, entries_between
 from seriatim.ports import CurrentStore, LedgerStore, PublishedVersion
 
 PublishProgress = Callable[[int, int], None]
@@ -104,7 +104,7 @@ class CatchUpPlan:
         return plan_catch_ups(self.before, self.target, replaced, self.topic_ids, files)
 
 
-class CurrentFollower:
+class CurrentFollower(Follower[PublishedVersion]):
     """The table `current`, as the loop of all followers brings it up."""
 
     description = "the table current"
@@ -128,6 +128,7 @@ class CurrentFollower:
     def applied_version(self) -> PublishedVersion:
         """The entry that the table shows."""
         published = self.current.published_version()
+        # What is true if the table turns out to be up to date, and `put` is never called.
         self.result = PublishResult(
             sequence=published.sequence, previous_sequence=published.sequence
         )
@@ -135,7 +136,7 @@ class CurrentFollower:
 
     def begin(self, applied: PublishedVersion, target: Ledger) -> None:
         """Step 2: begin to plan."""
-        self.published = applied
+        super().begin(applied, target)
         self.plan = CatchUpPlan(self.store, applied, target)
         self.needs_entries = self.plan.needs_entries
 
@@ -148,15 +149,15 @@ class CurrentFollower:
         target = self.plan.target
         result = PublishResult(
             sequence=target.sequence,
-            previous_sequence=self.published.sequence,
+            previous_sequence=self.applied.sequence,
             has_changed=True,
             catch_ups=self.plan.catch_ups(),
         )
         if not self.dry_run:
             report_progress = _record_counter(self.progress, result.records_to_read())
             result.written = self.current.put_rows(
-                self.published,
-                target.mark,
+                self.applied,
+                self.entry,
                 self.plan.topic_ids,
                 result.catch_ups,
                 report_progress,

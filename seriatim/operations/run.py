@@ -377,6 +377,7 @@ class FoldRun:
             self.head.ledger,
             works,
             results,
+            # Opened anew: the files that are kept open may have been merged and swept since.
             self.open_stream.open_state(),
             has_snapshots=self.runner.has_snapshots,
         )
@@ -389,6 +390,8 @@ class FoldRun:
         Returns the entry to commit and the findings to report. A partition whose topic changed
         while it was folded is left out, and reading begins again.
         """
+        # A topic may have been created again while its messages were read. Their offsets say nothing
+        # then, so that they must not be committed.
         bounds_by_partition = self.open_stream.log.bounds(self.stream.topics)
         changes = []
         findings: list[Finding] = []
@@ -503,6 +506,7 @@ class FoldRun:
         A cause that discovery can confirm halts its partition. Messages that cannot be read halt
         theirs, or are passed over. Any other failure is raised as a PlatformError.
         """
+        # Another run may have committed meanwhile: then its ledger, and not the failure, is the news.
         accounts_before = self.head.ledger.partitions
         self.head = self._read_head()
         plan = self._discover()

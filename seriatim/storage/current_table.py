@@ -219,6 +219,7 @@ class DeltaCurrent:
         built anew.
         """
         if catch_up.is_full_rebuild:
+            # Without the old parts nothing is merged, and rows that no record names are gone.
             pending.replaced_keys += existing_keys.values()
             existing_keys = {}
         buckets = covering_buckets(set(existing_keys))

@@ -246,6 +246,8 @@ class MarkedTable:
         is not confirmed. Somebody else committed, a removed file is not in the table, or the storage
         failed; the commit may have succeeded all the same.
         """
+        # With a transaction of our app id, delta-rs refuses to rebase the commit on another one of
+        # ours. Without it, and with retries, it would accept the append of a process thought dead.
         transaction = Transaction(COMMIT_METADATA_KEY, mark["sequence"])
         properties = CommitProperties(
             custom_metadata={COMMIT_METADATA_KEY: dict(mark)},
@@ -273,6 +275,7 @@ class MarkedTable:
                     partition_by=self.partition_by or None,
                     commit_properties=properties,
                 )
+            # Until it is synced, a power cut may take back a commit that others were told of.
             self.store.sync_delta_log(self.key, version)
         return version
 

@@ -146,6 +146,7 @@ class DeltaDerived:
                 new_files += self._write_table_file(self._quarantine, entry, batches)
             replaced: list[str] = []
             if not is_new:
+                # Only these are written again. The table may be large, and releases are few.
                 replaced = self._files_with_new_releases(
                     expected.token, released_gaps, find_release
                 )

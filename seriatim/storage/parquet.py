@@ -145,6 +145,7 @@ class ParquetFileWriter:
             self._flush()
         if self._writer is None or self._sink is None:
             return None
+        # The writer only adds the footer. The file becomes visible when the sink is finished.
         self._writer.close()
         try:
             written = self._sink.finish()

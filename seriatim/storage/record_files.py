@@ -277,6 +277,8 @@ class _RecordFileWriter:
             positions.append(columnar.positions)
         if not record_batches:
             return
+        # The plain and the compiled fold take turns within a batch: only both lists together say
+        # where the records of the batch begin and end.
         all_positions = np.concatenate(positions)
         if len(record_batches) == 1:
             records = record_batches[0]

@@ -51,6 +51,7 @@ class ParquetState:
         """The sessions of these names, each from the newest file that has it."""
         missing = set(names)
         sessions: dict[str, Session] = {}
+        # Newest first: the newest file that has a session is right, the others are outdated.
         for file in reversed(tuple(files)):
             if not missing:
                 break
@@ -113,6 +114,7 @@ class ParquetState:
         seen_names: set[str] = set()
         for file in reversed(tuple(files)):
             state_file = self._open_file(file)
+            # A session that a newer file has may have been released since.
             quarantined_names = state_file.quarantined_names() - seen_names
             sessions.update(state_file.sessions(quarantined_names))
             seen_names.update(state_file.names())

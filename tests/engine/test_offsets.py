@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seriatim.engine.offsets import OffsetRange, Partition, find_holes
+from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import BrokenPromiseError, ConfigError
 
 
@@ -38,27 +38,6 @@ def test_a_cut_outside_is_refused() -> None:
     """A range cannot be cut where it is not."""
     with pytest.raises(BrokenPromiseError, match="outside"):
         OffsetRange(5, 9).until(10)
-
-
-@given(st.integers(0, 20), st.sets(st.integers(0, 40)))
-def test_every_missing_offset_is_in_exactly_one_hole(start: int, present: set[int]) -> None:
-    """What is there and what the holes name make up the whole range, with nothing twice."""
-    within = OffsetRange(start, start + 41)
-    offsets = sorted(start + offset for offset in present)
-    missing = [
-        offset for hole in find_holes(offsets, within) for offset in range(hole.start, hole.end)
-    ]
-    assert sorted(offsets + missing) == list(range(within.start, within.end))
-    assert all(
-        a.end < b.start
-        for a, b in zip(find_holes(offsets, within), find_holes(offsets, within)[1:], strict=False)
-    )
-
-
-def test_holes_insists_on_order() -> None:
-    """An offset that comes twice or late is no hole but a broken promise."""
-    with pytest.raises(BrokenPromiseError, match="out of order"):
-        find_holes([3, 2], OffsetRange(0, 5))
 
 
 @given(st.from_regex(r"[A-Za-z0-9._-]{1,20}", fullmatch=True), st.integers(0, 10_000))

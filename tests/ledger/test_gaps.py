@@ -17,7 +17,6 @@ from seriatim.ledger.gaps import (
     Gap,
     GapsFold,
     ended_quarantines,
-    gaps_after,
     quarantine_files,
     quarantine_release_finder,
 )
@@ -25,6 +24,13 @@ from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change, Halt, Ledger
 
 P, OTHER = Partition("in-a", 0), Partition("in-a", 1)
+
+
+def gaps_after(gaps: list[Gap], manifest: Manifest) -> list[Gap]:
+    """The gaps after one more entry."""
+    fold = GapsFold(gaps)
+    fold.add_entry(manifest)
+    return fold.gaps
 
 
 def change(*marks: GapMark, start: int = 0, until: int = 10, **fields: Any) -> Change:

@@ -58,7 +58,7 @@ def check_chain(chaos: Chaos) -> list[Entry]:
         entries.append(entry)
     assert not [path for path, times in named.items() if times > 1], "a file is named twice"
     witness = chaos.world.ledger.stored_witness
-    assert witness is None or witness[0] <= ledger.sequence, "the witness is ahead"
+    assert witness is None or witness.sequence <= ledger.sequence, "the witness is ahead"
     return entries
 
 
