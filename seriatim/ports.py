@@ -433,16 +433,18 @@ class ScanRequest(Struct, frozen=True, kw_only=True):
     """
     row_key_spec: RowKeySpec | None = None
     """How records become rows; None: no rows are returned."""
-    bucket: tuple[int, int] = (0, 1)
-    """Number and count: only rows of sessions whose name falls into this bucket."""
+    bucket: tuple[int, int] | None = None
+    """Number and count: only rows of sessions whose name falls into this bucket. None: of all."""
     with_outlines: bool = True
     """Whether the files are outlined."""
 
     def includes_session(self, name: str) -> bool:
-        """Whether the name of a session falls into the bucket."""
+        """Whether the name of a session falls into the bucket, if there is one."""
+        if self.bucket is None:
+            return True
         number, count = self.bucket
         # A name may have lone surrogates, which plain UTF-8 refuses.
-        return count == 1 or crc32(name.encode("utf-8", "surrogatepass")) % count == number
+        return crc32(name.encode("utf-8", "surrogatepass")) % count == number
 
 
 class ScannedRecords(Struct, kw_only=True):

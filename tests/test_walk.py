@@ -18,8 +18,12 @@ from typing import Any, NamedTuple
 import pytest
 
 import seriatim
+from seriatim.engine.files import File
+from seriatim.memory.check import MemoryChecker, MemorySight
+from seriatim.operations.prove.check import check_stream
 from seriatim.operations.repair.damage import RepairRequest, plan_repair
 from seriatim.operations.repair.refold import RepairRun
+from tests.operations.check_helper import run_check, shipped_suites
 from tests.operations.memory_streams import A0, create_stream, send
 from tests.operations.repair_helper import create_sliced_stream, remove_file
 
@@ -35,8 +39,13 @@ REAL_WORLD = ("cli/", "context.py", "kafka/", "storage/", "ledger/delta_store.py
 NOT_IN_EVERY_WALK = {
     "explain_hole": "only where offsets are missing",
     "check_stream": "a command of its own, after the run",
+    "PartitionProver": "a part of the check",
     "publish_current": "a command of its own, after the run",
 }
+
+
+CHECK_FILES_MAX = 15
+"""So many files of the package, without the fakes, does a check of one update pass."""
 
 
 class Call(NamedTuple):
@@ -113,6 +122,44 @@ def test_an_update_passes_few_files_from_the_run_to_its_commit() -> None:
     calls, calls_until_commit = traced_update()
     files = list(dict.fromkeys(call.file for call in calls[:calls_until_commit]))
     assert len(files) <= FILES_MAX, files
+
+
+def test_a_check_passes_few_files() -> None:
+    """From `check_stream` to its verdict. The fakes are not counted: they stand for files of storage."""
+    memory_stream = create_stream()
+    memory_stream.kafka.create("in-a", 1)
+    send(memory_stream, A0, ["a", "b"])
+    memory_stream.run()
+    assert run_check(memory_stream).verdict == {"in-a/0": "good"}
+    send(memory_stream, A0, 1)
+    memory_stream.run()
+    open_stream = memory_stream.open()
+    suites = shipped_suites(memory_stream.stream)
+
+    def read(file: File) -> list[dict[str, Any]]:
+        return memory_stream.files.files[file.path].rows
+
+    files: dict[str, None] = {}
+
+    def note(frame: FrameType, kind: str, _: Any) -> None:
+        path = Path(frame.f_code.co_filename)
+        if kind == "call" and path.is_relative_to(PACKAGE):
+            files[str(path.relative_to(PACKAGE))] = None
+
+    profiler = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        done = check_stream(open_stream, suites, MemoryChecker(read), MemorySight(read))
+    finally:
+        sys.setprofile(profiler)
+    assert (done.verdict, done.records) == ({"in-a/0": "good"}, 1)
+    passed = [file for file in files if not file.startswith("memory/")]
+    assert {file for file in passed if "prove" in file} == {
+        "operations/prove/check.py",
+        "operations/prove/partition_rules.py",
+        "operations/prove/suite.py",
+    }
+    assert len(passed) <= CHECK_FILES_MAX, passed
 
 
 def named_places() -> Iterator[tuple[str, str]]:

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
     from seriatim.config import Settings
     from seriatim.engine.machine import Runner
     from seriatim.kafka.past_messages import KafkaPastMessageReader
-    from seriatim.operations.prove.message_validator import FirstDifference, ValidationFault
     from seriatim.operations.prove.partition_rules import StateRowReader
     from seriatim.operations.prove.verify import VerifyResult
-    from seriatim.operations.prove.verify_at import ValidationResult
+    from seriatim.operations.prove.verify_at import (
+        FirstDifference,
+        ValidationFault,
+        ValidationResult,
+    )
     from seriatim.stream import Stream
     from seriatim.stream_files import StreamFile
 

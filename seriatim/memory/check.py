@@ -44,7 +44,9 @@ class MemorySight:
                 scanned.new_rows += 1
                 name = row["session"]
                 spec = request.row_key_spec
-                if spec is None or name is None or not request.includes_session(name):
+                if spec is None or name is None:
+                    continue
+                if request.bucket is not None and not request.includes_session(name):
                     continue
                 before, after = _row_images(row, spec)
                 row_name = (after.topic_id, after.session, after.key)

@@ -972,7 +972,7 @@ class _PartitionReading:
             self._add_differences(check_state_file(state_file, last_offsets))
         try:
             for number in range(claims.round_count):
-                self._read_round((number, claims.round_count))
+                self._read_round(number)
         except DifferenceError as error:
             # A state that cannot be read says more than the differences that come of it.
             self.folded = EvidenceTally(claims.partition, "folded")
@@ -1008,10 +1008,13 @@ class _PartitionReading:
             )
             self.counted.add(difference)
 
-    def _read_round(self, bucket: tuple[int, int]) -> None:
-        """Read the record files, and fold the sessions of one bucket."""
+    def _read_round(self, number: int) -> None:
+        """Read the record files, and fold the sessions of one bucket, or of all if one round is
+        enough.
+        """
         claims = self.claims
-        is_first_round = bucket[0] == 0
+        is_first_round = number == 0
+        bucket = (number, claims.round_count) if claims.round_count > 1 else None
         if self.row_reader is None and not claims.checks_files:
             return
         request = ScanRequest(
@@ -1143,7 +1146,9 @@ class _PartitionReading:
             base_paths = {file.path for file in self.claims.base.state}
             new_files = [file for file in account.state if file.path not in base_paths]
             sessions = self.prover.state.all_sessions(new_files)
-            names = (name for name, _ in sessions if request.includes_session(name))
+            names: Iterable[str] = (name for name, _ in sessions)
+            if request.bucket is not None:
+                names = filter(request.includes_session, names)
             for chunk in _chunks(names):
                 self._compare_sessions(row_reader, rows, chunk)
         # 2. Sessions of records. The comparison takes sessions out, so these are those that are

@@ -1,36 +1,33 @@
 """`verify --at`: messages are judged in a raw capture, in Kafka and in the output, and the first
 offset is found where these views differ.
 
-One partition at a time is held in memory, in as many views as were asked for.
+A session begins by a snapshot, its sequence has no hole, repeat or disorder, and no offset is
+missing. `MessageJudge` finds the first place where each of these is wrong, by a replay of the
+messages through the fold at tier none; `first_difference` finds the first offset at which two views
+differ. One partition at a time is held in memory, in as many views as were asked for.
 
-Next: operations/prove/message_validator.py judges; operations/prove/verify.py looks at files
-instead.
+Next: engine/fold.py has the rules; operations/prove/verify.py looks at files instead;
+tests/sim/message_rules.py has the same rules written independently.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import Any
+from itertools import combinations, groupby
+from typing import Any, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.engine.files import Certificate
-from seriatim.engine.machine import Runner
-from seriatim.engine.messages import CapturedMessage, Poison, session_name_of_key
+from seriatim.engine.fold import Fold
+from seriatim.engine.machine import Machine, Runner, UserMachine
+from seriatim.engine.messages import CapturedMessage, MessageBatch, Poison, session_name_of_key
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.records import MESSAGE_COLUMNS
+from seriatim.engine.session import Session
 from seriatim.ledger.gaps import Gap, GapsFold
 from seriatim.ledger.model import Account
-from seriatim.operations.prove.message_validator import (
-    FirstDifference,
-    ObservedMessage,
-    PartitionView,
-    ValidationFault,
-    Validator,
-    first_difference,
-)
 from seriatim.operations.prove.stream_rules import replay_active_files
 from seriatim.operations.prove.verify import Verification
 from seriatim.ports import AddedFile, Audit, Commit, PastMessageReader
@@ -42,6 +39,399 @@ HARMLESS_CAUSES = ("marker", "aborted", "compacted")
 """Causes of missing offsets that are no loss."""
 READ_COLUMNS = (*MESSAGE_COLUMNS, "op")
 ProgressCallback = Callable[[int, int], None]
+IsExplained = Callable[[Partition, OffsetRange], bool]
+"""Whether certificates say why the offsets of a hole are missing."""
+FaultLevel = Literal["error", "warning"]
+
+
+class ObservedMessage(Struct, frozen=True, kw_only=True, gc=False):
+    """One message as a view shows it."""
+
+    offset: int
+    session: str | None = None
+    sequence: int | None = None
+    is_snapshot: bool | None = False
+    """None: the view does not show it."""
+    poison: str = ""
+    """Why it cannot be read; empty: it can."""
+    content_hash: int | None = None
+    """A hash of key and value, if the view has them."""
+    must_give_record: bool = True
+    """Whether it must have left a record, if nothing was wrong with it."""
+    is_session_end: bool = False
+    """Records that delete rows: the end of a session, or a snapshot without rows."""
+
+
+class ValidationFault(Struct, kw_only=True):
+    """The first place where something is wrong, and how often it is."""
+
+    kind: str
+    partition: Partition
+    offset: int
+    session: str | None = None
+    expected: str = ""
+    found: str = ""
+    level: FaultLevel = "error"
+    count: int = 1
+
+
+# Judging the messages of one view.
+
+
+class NoState(Struct):
+    """The state of a session in a replay: the rules of the fold need none."""
+
+
+class NoRecord(Struct):
+    """A replay gives no records."""
+
+
+class NoMachine(Machine[NoState, ObservedMessage, NoRecord]):
+    """Takes every message and does nothing, so that only the rules of the fold speak."""
+
+    def start(self, session: str) -> NoState:  # noqa: ARG002  # all sessions are alike
+        """Nothing."""
+        return NoState()
+
+    def apply(self, state: NoState, message: ObservedMessage) -> Iterable[NoRecord]:  # noqa: ARG002
+        """Nothing."""
+        return ()
+
+    def is_snapshot(self, message: ObservedMessage) -> bool:
+        """As the view shows it."""
+        return bool(message.is_snapshot)
+
+
+class ReplayRunner(UserMachine):
+    """Gives the fold messages that were decoded before: those of a view."""
+
+    def __init__(self) -> None:
+        super().__init__("replay", NoMachine)
+        # The sequences of a session that begins without a snapshot are judged, too.
+        self.has_snapshots = False
+        self.message: Any = None
+        """The message that is folded now."""
+
+    def decode(self, values: Sequence[bytes | None]) -> list[Any]:
+        """The message that is folded now."""
+        return [self.message] * len(values)
+
+    def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]:
+        """The producer's own counter of each message; None of poison."""
+        return [message.sequence for message in messages]
+
+    def session(self, message: Any) -> str:
+        """The session of a message."""
+        return str(message.session)
+
+
+class PartitionReplay:
+    """The messages of one partition of a view, one after the other through the fold at tier none."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.runner = ReplayRunner()
+        self.fold = Fold(
+            partition, self.runner, "none", "skip", lambda _names: {}, has_session_field=True
+        )
+
+    def session(self, message: ObservedMessage) -> Session | None:
+        """The session of a message up to now; None: this is its first message."""
+        return self.fold.sessions.get(message.session or "")
+
+    def fold_message(self, message: ObservedMessage) -> tuple[str, str]:
+        """The kind of what the fold finds in a message, and the cause; empty: nothing."""
+        self.runner.message = message
+        if message.poison or message.session is None:
+            self.runner.message = Poison(message.poison or "no readable key")
+        is_first = self.session(message) is None
+        counts_before = self.fold.counts.findings
+        self.fold.fold_batch(MessageBatch(message.offset, [0], [None], [b""]))
+        session = self.session(message)
+        if session is not None and is_first:
+            # The count of a session begins with its first message: what comes again later is a
+            # repeat also if no snapshot was seen.
+            session.snapshot_sequence = message.sequence
+        for kind, count in self.fold.counts.findings.items():
+            if count > counts_before.get(kind, 0):
+                return kind, self.runner.message.cause if kind == "poison" else ""
+        return "", ""
+
+
+class MessageJudge:
+    """Judges the messages of one view, partition by partition, in the order of the view.
+
+    Poison and sequences are judged by the fold at tier none. Two rules are of the view itself: no
+    offset is missing or comes again, and a session begins with a snapshot.
+    """
+
+    def __init__(
+        self,
+        *,
+        is_contiguous: bool,
+        has_snapshots: bool = True,
+        is_explained: IsExplained | None = None,
+    ) -> None:
+        self.is_contiguous = is_contiguous
+        self.has_snapshots = has_snapshots
+        self.is_explained = is_explained or (lambda _partition, _hole: False)
+        self.faults: dict[tuple[str, FaultLevel], ValidationFault] = {}
+        self.messages = 0
+
+    def validate(
+        self, partition: Partition, messages: Iterable[ObservedMessage]
+    ) -> Iterator[tuple[ObservedMessage, bool]]:
+        """Each message, and whether it should have an effect: no fault takes it away."""
+        replay = PartitionReplay(partition)
+        expected_offset: int | None = None
+        from_birth = False
+        for message in messages:
+            self.messages += 1
+            next_offset = message.offset + 1
+            if expected_offset is None:
+                from_birth = message.offset == 0
+                expected_offset = next_offset
+            elif self.is_contiguous and message.offset != expected_offset:
+                self._check_offset(partition, expected_offset, message)
+            expected_offset = max(expected_offset, next_offset)
+            yield message, self._judge_message(replay, partition, message, from_birth=from_birth)
+
+    def _check_offset(self, partition: Partition, expected: int, message: ObservedMessage) -> None:
+        """Record an offset that comes again, or a hole before it."""
+        expected_text = f"offset {expected}"
+        actual = f"offset {message.offset}"
+        if message.offset < expected:
+            self._record_fault("offset again", partition, message, expected_text, actual)
+            return
+        level: FaultLevel = "error"
+        if self.is_explained(partition, OffsetRange(expected, message.offset)):
+            level = "warning"
+            actual += " (explained when it was folded)"
+        self._record_fault("gap", partition, message, expected_text, actual, level)
+
+    def _judge_message(
+        self,
+        replay: PartitionReplay,
+        partition: Partition,
+        message: ObservedMessage,
+        *,
+        from_birth: bool,
+    ) -> bool:
+        """Judge a message by its session. Returns whether it should have an effect.
+
+        `from_birth`: the view has the partition from its first offset on, so no snapshot can be
+        missing legitimately.
+        """
+        session = replay.session(message)
+        last_sequence = session.sequence if session is not None else None
+        is_readable = not message.poison and message.session is not None
+        needs_snapshot = self.has_snapshots and message.is_snapshot is False
+        if is_readable and session is None and needs_snapshot and not message.is_session_end:
+            level: FaultLevel = "error" if from_birth else "warning"
+            self._record_fault(
+                "headless", partition, message, "a snapshot first", "another message", level
+            )
+        has_seen_snapshot = session is not None and session.snapshot_offset >= 0
+        has_state = not needs_snapshot or has_seen_snapshot
+        if _has_sequence_of_its_own(message, last_sequence):
+            return has_state
+        kind, cause = replay.fold_message(message)
+        if kind == "poison":
+            self._record_fault(kind, partition, message, "a message that can be read", cause)
+            return False
+        if kind:
+            self._record_sequence_fault(kind, partition, message, last_sequence)
+        is_dropped = kind in ("repeat", "disorder") and not message.is_snapshot
+        return has_state and not is_dropped
+
+    def _record_sequence_fault(
+        self, kind: str, partition: Partition, message: ObservedMessage, last_sequence: int | None
+    ) -> None:
+        expected = f"sequence {(last_sequence or 0) + 1}"
+        actual = f"sequence {message.sequence}"
+        # Where snapshots do not show, a snapshot may have closed the hole.
+        level: FaultLevel = "warning" if message.is_snapshot is None else "error"
+        if message.is_snapshot and kind == "sequence gap":
+            level = "warning"
+            actual += ", closed by this snapshot"
+        self._record_fault(kind, partition, message, expected, actual, level)
+
+    def _record_fault(
+        self,
+        kind: str,
+        partition: Partition,
+        message: ObservedMessage,
+        expected: str,
+        actual: str,
+        level: FaultLevel = "error",
+    ) -> None:
+        """Record the first fault of a kind, and count the others."""
+        fault = self.faults.get((kind, level))
+        if fault is not None:
+            fault.count += 1
+            return
+        self.faults[kind, level] = ValidationFault(
+            kind=kind,
+            partition=partition,
+            offset=message.offset,
+            session=message.session,
+            expected=expected,
+            found=actual,
+            level=level,
+        )
+
+
+def _has_sequence_of_its_own(message: ObservedMessage, last_sequence: int | None) -> bool:
+    """Whether the sequence of a message says nothing: the records that end a session have that of
+    its last message, or an earlier one.
+    """
+    if not message.is_session_end or message.sequence is None or last_sequence is None:
+        return False
+    return message.sequence <= last_sequence
+
+
+# Comparing views.
+
+
+class PartitionView(Struct, kw_only=True):
+    """One partition as one view shows it: its messages by offset, and their range."""
+
+    name: str
+    offset_range: OffsetRange
+    messages: dict[int, ObservedMessage]
+    effective_offsets: set[int] = field(default_factory=set)
+    """Offsets whose messages should have an effect."""
+    quarantined_offsets: set[int] = field(default_factory=set)
+    """Output: offsets of quarantined messages."""
+    headless_ranges: dict[str, list[OffsetRange]] = field(default_factory=dict)
+    """Output: where sessions waited for a snapshot, because messages were lost that may have been
+    theirs.
+    """
+    is_complete: bool = True
+    """Whether every message shows. It is not so in the output, where only those with an effect left
+    a record.
+    """
+
+
+class FirstDifference(Struct, frozen=True, kw_only=True):
+    """The first offset at which two views differ."""
+
+    partition: Partition
+    offset: int
+    description: str
+    views: Mapping[str, str]
+    """What each of them has there."""
+
+
+def first_difference(
+    partition: Partition, views: list[PartitionView], *, must_give_records: bool
+) -> FirstDifference | None:
+    """The first difference of any two views of a partition; None if there is none.
+
+    `must_give_records`: a message without fault always leaves a record.
+    """
+    earliest: FirstDifference | None = None
+    for left, right in combinations(views, 2):
+        difference = _first_difference_of(
+            partition, left, right, must_give_records=must_give_records
+        )
+        if difference is None:
+            continue
+        if earliest is None or difference.offset < earliest.offset:
+            earliest = difference
+    return earliest
+
+
+def _first_difference_of(
+    partition: Partition, left: PartitionView, right: PartitionView, *, must_give_records: bool
+) -> FirstDifference | None:
+    start = max(left.offset_range.start, right.offset_range.start)
+    end = min(left.offset_range.end, right.offset_range.end)
+    offsets = {
+        *left.messages,
+        *right.messages,
+        *left.quarantined_offsets,
+        *right.quarantined_offsets,
+    }
+    for offset in sorted(offsets):
+        if not start <= offset < end:
+            continue
+        description = _describe_difference(left, right, offset, must_give_records=must_give_records)
+        if description:
+            views = {view.name: _describe_message(view, offset) for view in (left, right)}
+            return FirstDifference(
+                partition=partition, offset=offset, description=description, views=views
+            )
+    return None
+
+
+def _describe_difference(
+    left_view: PartitionView, right_view: PartitionView, offset: int, *, must_give_records: bool
+) -> str:
+    """What differs at an offset; empty if nothing does."""
+    if not right_view.is_complete:
+        return _describe_output_difference(
+            left_view, right_view, offset, must_give_records=must_give_records
+        )
+    if not left_view.is_complete:
+        return _describe_output_difference(
+            right_view, left_view, offset, must_give_records=must_give_records
+        )
+    left = left_view.messages.get(offset)
+    right = right_view.messages.get(offset)
+    if left is None or right is None:
+        return "a message that only one of them has"
+    if left.content_hash != right.content_hash:
+        return "another key or value"
+    return ""
+
+
+def _describe_output_difference(
+    input_view: PartitionView, output: PartitionView, offset: int, *, must_give_records: bool
+) -> str:
+    """What differs between a message and the records that it left; empty if nothing does."""
+    message = input_view.messages.get(offset)
+    record = output.messages.get(offset)
+    description = ""
+    if message is None:
+        description = f"the output has a message that {input_view.name} has not"
+    elif record is None:
+        should_have_record = must_give_records and message.must_give_record
+        has_effect = offset in input_view.effective_offsets
+        if should_have_record and has_effect and not _is_set_aside(output, message):
+            description = "the output has no record of a message without fault"
+    elif record.session != message.session:
+        description = "another session"
+    elif record.is_session_end:
+        description = ""
+    elif record.sequence != message.sequence:
+        description = "another sequence"
+    elif record.is_snapshot is not None and record.is_snapshot != message.is_snapshot:
+        description = "a snapshot only in one"
+    return description
+
+
+def _is_set_aside(output: PartitionView, message: ObservedMessage) -> bool:
+    """Whether a message legitimately has no record: in quarantine, or while its session waited."""
+    if message.offset in output.quarantined_offsets:
+        return True
+    headless_ranges = output.headless_ranges.get(message.session or "", ())
+    return any(message.offset in headless_range for headless_range in headless_ranges)
+
+
+def _describe_message(view: PartitionView, offset: int) -> str:
+    """What a view has at an offset, for people."""
+    message = view.messages.get(offset)
+    if message is None:
+        return "set aside" if offset in view.quarantined_offsets else "nothing"
+    kind = "a message"
+    if message.poison:
+        kind = "poison"
+    elif message.is_snapshot:
+        kind = "a snapshot"
+    return f"{kind} of session {message.session}, sequence {message.sequence}"
+
+
+# Reading messages and records as views.
 
 
 class ValidationResult(Struct, kw_only=True):
@@ -76,7 +466,7 @@ def validate_views(
     progress: ProgressCallback | None = None,
 ) -> ValidationResult:
     """Judge every view by the same rules; then find where they differ, partition by partition."""
-    validators = {name: _view_validator(name, runner, is_explained) for name in views}
+    judges = {name: _view_judge(name, runner, is_explained) for name in views}
     must_give_records = _must_give_records(stream, runner)
     partitions: set[Partition] = set()
     offsets_total = 0
@@ -91,7 +481,7 @@ def validate_views(
             source = sources.get(partition)
             if source is None:
                 continue
-            partition_views.append(_read_view(name, source, validators[name], partition))
+            partition_views.append(_read_view(name, source, judges[name], partition))
             offsets_read += len(source.offset_range)
             if progress is not None:
                 progress(offsets_read, offsets_total)
@@ -100,9 +490,9 @@ def validate_views(
         )
         if difference is not None:
             result.first_differences.append(difference)
-    for name, validator in validators.items():
-        result.messages[name] = validator.messages
-        result.faults[name] = list(validator.faults.values())
+    for name, judge in judges.items():
+        result.messages[name] = judge.messages
+        result.faults[name] = list(judge.faults.values())
     if len(views) > 1 and "output" in views and not must_give_records:
         result.notes.append(
             "messages without a record are not judged: this machine or tier may give none"
@@ -110,10 +500,10 @@ def validate_views(
     return result
 
 
-def _view_validator(
+def _view_judge(
     view: str, runner: Runner, is_explained: Callable[[Partition, OffsetRange], bool]
-) -> Validator:
-    return Validator(
+) -> MessageJudge:
+    return MessageJudge(
         is_contiguous=view != "output",
         has_snapshots=runner.has_snapshots and _shows_snapshots(view, runner),
         is_explained=is_explained,
@@ -137,7 +527,7 @@ def _must_give_records(stream: Stream, runner: Runner) -> bool:
 
 
 def _read_view(
-    name: str, source: MessageSource, validator: Validator, partition: Partition
+    name: str, source: MessageSource, judge: MessageJudge, partition: Partition
 ) -> PartitionView:
     view = PartitionView(
         name=name,
@@ -147,7 +537,7 @@ def _read_view(
         headless_ranges=source.headless_ranges,
         is_complete=name != "output",
     )
-    for message, has_effect in validator.validate(partition, source.read()):
+    for message, has_effect in judge.validate(partition, source.read()):
         view.messages.setdefault(message.offset, message)
         if has_effect:
             view.effective_offsets.add(message.offset)
@@ -204,7 +594,7 @@ def observe_messages(
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
 ) -> Iterator[ObservedMessage]:
-    """Messages as the validator takes them, decoded a batch at a time."""
+    """Messages as they are judged, decoded a batch at a time."""
     for start in range(0, len(offsets), MESSAGES_AT_ONCE):
         batch = slice(start, start + MESSAGES_AT_ONCE)
         messages = runner.decode(values[batch])

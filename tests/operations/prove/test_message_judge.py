@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.operations.prove.message_validator import (
+from seriatim.operations.prove.verify_at import (
+    MessageJudge,
     ObservedMessage,
     PartitionView,
-    Validator,
     first_difference,
 )
 
@@ -33,14 +33,14 @@ def seen(
     )
 
 
-def judged(*sightings: ObservedMessage, **how: Any) -> Validator:
+def judged(*sightings: ObservedMessage, **how: Any) -> MessageJudge:
     """A view after all its messages."""
-    judge = Validator(**{"is_contiguous": True, **how})
+    judge = MessageJudge(**{"is_contiguous": True, **how})
     list(judge.validate(P, sightings))
     return judge
 
 
-def kinds(judge: Validator) -> dict[tuple[str, str], tuple[int, int]]:
+def kinds(judge: MessageJudge) -> dict[tuple[str, str], tuple[int, int]]:
     """What is wrong: where first, and how often."""
     return {name: (wrong.offset, wrong.count) for name, wrong in judge.faults.items()}
 
@@ -119,7 +119,7 @@ def test_messages_that_cannot_be_read_are_named() -> None:
 
 def test_the_effect_of_a_message_is_known() -> None:
     """Headless ones, repeats and what comes too late have none."""
-    judge = Validator(is_contiguous=True)
+    judge = MessageJudge(is_contiguous=True)
     messages = [
         seen(0, 1),
         seen(1, 2, snapshot=True),

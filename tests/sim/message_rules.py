@@ -1,57 +1,24 @@
-"""The validator: judges messages by the same rules in every view: a raw capture, Kafka, the output.
+"""The rules about messages, written once more without the fold: a session begins by a snapshot, its
+sequence has no hole, repeat or disorder, and no offset is missing.
 
-A session begins by a snapshot, its sequence has no hole, repeat or disorder, and no offset is
-missing. `Validator` finds the first place where each of these is wrong; `first_difference` finds
-the first offset at which two views differ. This module is pure.
+It shares no code with the fold: a mistake there shows as a difference here.
 
-Next: operations/prove/verify_at.py reads messages and records as views; engine/fold.py does what a
-tier says instead.
+Next: test_messages.py holds both against each other; operations/prove/verify_at.py is the product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import combinations
-from typing import Literal
+from collections.abc import Iterable, Iterator
 
 from msgspec import Struct, field
 
 from seriatim.engine.offsets import OffsetRange, Partition
-
-IsExplained = Callable[[Partition, OffsetRange], bool]
-"""Whether certificates say why the offsets of a hole are missing."""
-FaultLevel = Literal["error", "warning"]
-
-
-class ObservedMessage(Struct, frozen=True, kw_only=True, gc=False):
-    """One message as a view shows it."""
-
-    offset: int
-    session: str | None = None
-    sequence: int | None = None
-    is_snapshot: bool | None = False
-    """None: the view does not show it."""
-    poison: str = ""
-    """Why it cannot be read; empty: it can."""
-    content_hash: int | None = None
-    """A hash of key and value, if the view has them."""
-    must_give_record: bool = True
-    """Whether it must have left a record, if nothing was wrong with it."""
-    is_session_end: bool = False
-    """Records that delete rows: the end of a session, or a snapshot without rows."""
-
-
-class ValidationFault(Struct, kw_only=True):
-    """The first place where something is wrong, and how often it is."""
-
-    kind: str
-    partition: Partition
-    offset: int
-    session: str | None = None
-    expected: str = ""
-    found: str = ""
-    level: FaultLevel = "error"
-    count: int = 1
+from seriatim.operations.prove.verify_at import (
+    FaultLevel,
+    IsExplained,
+    ObservedMessage,
+    ValidationFault,
+)
 
 
 class _ValidatedSession(Struct):
@@ -59,6 +26,8 @@ class _ValidatedSession(Struct):
 
     last_sequence: int | None = None
     snapshot_sequence: int | None = None
+    first_sequence: int | None = None
+    """The sequence of its first message, or of its last snapshot."""
     missing_sequences: list[tuple[int, int]] = field(default_factory=list)
     """Sequences that were passed over, as half-open ranges."""
 
@@ -150,7 +119,7 @@ class Validator:
         session = sessions.get(session_name)
         is_headless = False
         if session is None:
-            session = sessions[session_name] = _ValidatedSession()
+            session = sessions[session_name] = _ValidatedSession(first_sequence=message.sequence)
             is_headless = needs_snapshot and not message.is_session_end
         if is_headless:
             level: FaultLevel = "error" if from_birth else "warning"
@@ -172,6 +141,7 @@ class Validator:
             self._check_snapshot_sequence(partition, session, message)
             session.last_sequence = sequence
             session.snapshot_sequence = -1 if sequence is None else sequence
+            session.first_sequence = sequence
             session.missing_sequences = []
             return True
         if sequence is None or last_sequence is None or sequence == last_sequence + 1:
@@ -182,12 +152,18 @@ class Validator:
     def _check_snapshot_sequence(
         self, partition: Partition, session: _ValidatedSession, message: ObservedMessage
     ) -> None:
-        """Record a hole before a snapshot, as a warning: the snapshot closes it."""
+        """Record a hole before a snapshot, as a warning: the snapshot closes it. A snapshot that was
+        passed over before comes late.
+        """
         sequence = message.sequence
         last_sequence = session.last_sequence
-        if sequence is None or last_sequence is None or sequence <= last_sequence + 1:
+        if sequence is None or last_sequence is None:
             return
         expected = f"sequence {last_sequence + 1}"
+        if session.take_missing(sequence):
+            self._record_fault("disorder", partition, message, expected, f"sequence {sequence}")
+        if sequence <= last_sequence + 1:
+            return
         actual = f"sequence {sequence}, closed by this snapshot"
         self._record_fault("sequence gap", partition, message, expected, actual, "warning")
 
@@ -212,9 +188,9 @@ class Validator:
         if message.is_session_end:
             return True
         was_missing = session.take_missing(sequence)
-        snapshot_sequence = session.snapshot_sequence
-        is_before_snapshot = snapshot_sequence is not None and sequence < snapshot_sequence
-        kind = "disorder" if was_missing or is_before_snapshot else "repeat"
+        first_sequence = session.first_sequence
+        is_before_first = first_sequence is not None and sequence < first_sequence
+        kind = "disorder" if was_missing or is_before_first else "repeat"
         self._record_fault(kind, partition, message, expected, actual, level)
         return False
 
@@ -241,142 +217,3 @@ class Validator:
             found=actual,
             level=level,
         )
-
-
-class PartitionView(Struct, kw_only=True):
-    """One partition as one view shows it: its messages by offset, and their range."""
-
-    name: str
-    offset_range: OffsetRange
-    messages: dict[int, ObservedMessage]
-    effective_offsets: set[int] = field(default_factory=set)
-    """Offsets whose messages should have an effect."""
-    quarantined_offsets: set[int] = field(default_factory=set)
-    """Output: offsets of quarantined messages."""
-    headless_ranges: dict[str, list[OffsetRange]] = field(default_factory=dict)
-    """Output: where sessions waited for a snapshot, because messages were lost that may have been
-    theirs.
-    """
-    is_complete: bool = True
-    """Whether every message shows. It is not so in the output, where only those with an effect left
-    a record.
-    """
-
-
-class FirstDifference(Struct, frozen=True, kw_only=True):
-    """The first offset at which two views differ."""
-
-    partition: Partition
-    offset: int
-    description: str
-    views: Mapping[str, str]
-    """What each of them has there."""
-
-
-def first_difference(
-    partition: Partition, views: list[PartitionView], *, must_give_records: bool
-) -> FirstDifference | None:
-    """The first difference of any two views of a partition; None if there is none.
-
-    `must_give_records`: a message without fault always leaves a record.
-    """
-    earliest: FirstDifference | None = None
-    for left, right in combinations(views, 2):
-        difference = _first_difference_of(
-            partition, left, right, must_give_records=must_give_records
-        )
-        if difference is None:
-            continue
-        if earliest is None or difference.offset < earliest.offset:
-            earliest = difference
-    return earliest
-
-
-def _first_difference_of(
-    partition: Partition, left: PartitionView, right: PartitionView, *, must_give_records: bool
-) -> FirstDifference | None:
-    start = max(left.offset_range.start, right.offset_range.start)
-    end = min(left.offset_range.end, right.offset_range.end)
-    offsets = {
-        *left.messages,
-        *right.messages,
-        *left.quarantined_offsets,
-        *right.quarantined_offsets,
-    }
-    for offset in sorted(offsets):
-        if not start <= offset < end:
-            continue
-        description = _describe_difference(left, right, offset, must_give_records=must_give_records)
-        if description:
-            views = {view.name: _describe_message(view, offset) for view in (left, right)}
-            return FirstDifference(
-                partition=partition, offset=offset, description=description, views=views
-            )
-    return None
-
-
-def _describe_difference(
-    left_view: PartitionView, right_view: PartitionView, offset: int, *, must_give_records: bool
-) -> str:
-    """What differs at an offset; empty if nothing does."""
-    if not right_view.is_complete:
-        return _describe_output_difference(
-            left_view, right_view, offset, must_give_records=must_give_records
-        )
-    if not left_view.is_complete:
-        return _describe_output_difference(
-            right_view, left_view, offset, must_give_records=must_give_records
-        )
-    left = left_view.messages.get(offset)
-    right = right_view.messages.get(offset)
-    if left is None or right is None:
-        return "a message that only one of them has"
-    if left.content_hash != right.content_hash:
-        return "another key or value"
-    return ""
-
-
-def _describe_output_difference(
-    input_view: PartitionView, output: PartitionView, offset: int, *, must_give_records: bool
-) -> str:
-    """What differs between a message and the records that it left; empty if nothing does."""
-    message = input_view.messages.get(offset)
-    record = output.messages.get(offset)
-    description = ""
-    if message is None:
-        description = f"the output has a message that {input_view.name} has not"
-    elif record is None:
-        should_have_record = must_give_records and message.must_give_record
-        has_effect = offset in input_view.effective_offsets
-        if should_have_record and has_effect and not _is_set_aside(output, message):
-            description = "the output has no record of a message without fault"
-    elif record.session != message.session:
-        description = "another session"
-    elif record.is_session_end:
-        description = ""
-    elif record.sequence != message.sequence:
-        description = "another sequence"
-    elif record.is_snapshot is not None and record.is_snapshot != message.is_snapshot:
-        description = "a snapshot only in one"
-    return description
-
-
-def _is_set_aside(output: PartitionView, message: ObservedMessage) -> bool:
-    """Whether a message legitimately has no record: in quarantine, or while its session waited."""
-    if message.offset in output.quarantined_offsets:
-        return True
-    headless_ranges = output.headless_ranges.get(message.session or "", ())
-    return any(message.offset in headless_range for headless_range in headless_ranges)
-
-
-def _describe_message(view: PartitionView, offset: int) -> str:
-    """What a view has at an offset, for people."""
-    message = view.messages.get(offset)
-    if message is None:
-        return "set aside" if offset in view.quarantined_offsets else "nothing"
-    kind = "a message"
-    if message.poison:
-        kind = "poison"
-    elif message.is_snapshot:
-        kind = "a snapshot"
-    return f"{kind} of session {message.session}, sequence {message.sequence}"
