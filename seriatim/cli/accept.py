@@ -5,35 +5,22 @@ Next: operations/accept.py, operations/restore.py and operations/retire.py do th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app
-from seriatim.cli.run import Json, StreamName
+from seriatim import clock, config, context, stream_files
+from seriatim.cli import output, print_json
+from seriatim.cli.options import Because, DryRun, Json, StreamName
 from seriatim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from seriatim.operations.accept import TopicDecision
-    from seriatim.operations.prove.check import AcceptedFailures
-    from seriatim.operations.restore import RestoreDecision
-    from seriatim.operations.retire import RetireDecision
-    from seriatim.stream_files import StreamFile
-
-Because = Annotated[
-    str,
-    typer.Option(
-        "--because", metavar="TEXT", help="The reason. It is required, and the ledger keeps it."
-    ),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")
-]
+from seriatim.ledger.model import describe_failed_range
+from seriatim.operations.accept import TopicDecision, accept_topic
+from seriatim.operations.prove.check import AcceptedFailures, accept_failed_check
+from seriatim.operations.restore import RestoreDecision, accept_restored_ledger
+from seriatim.operations.retire import RetireDecision, retire_topic
+from seriatim.stream_files import StreamFile
 
 
-@app.command()
 def accept(
     stream: StreamName,
     topic: Annotated[
@@ -80,7 +67,7 @@ def accept(
             next=f"seriatim accept {stream} TOPIC, seriatim accept {stream} --restored,"
             " or --sequence N after a bad check",
         )
-    file = _load_stream(stream, because, dry_run=dry_run, json=json)
+    file = _load_stream(stream, because, dry_run=dry_run)
     if sequence is not None:
         _accept_check(file, sequence, because, dry_run=dry_run, json=json)
     elif restored:
@@ -89,7 +76,6 @@ def accept(
         _accept_topic(file, topic, because, dry_run=dry_run, json=json)
 
 
-@app.command()
 def retire(
     stream: StreamName,
     topic: Annotated[
@@ -106,15 +92,11 @@ def retire(
 
     Example: seriatim retire demo demo-a --because "replaced by demo-b"
     """
-    from seriatim import context
-    from seriatim.clock import WallClock
-    from seriatim.operations.retire import retire_topic
-
-    file = _load_stream(stream, because, dry_run=dry_run, json=json)
+    file = _load_stream(stream, because, dry_run=dry_run)
     decision = retire_topic(
         context.ledger(file, with_schema=True),
         context.log(file, config.load_settings()),
-        WallClock(),
+        clock.WallClock(),
         file.stream.name,
         file.stream.topics,
         topic,
@@ -125,11 +107,8 @@ def retire(
     _print_retired(file.stream.name, decision, json=json)
 
 
-def _load_stream(stream: str, because: str, *, dry_run: bool, json: bool) -> StreamFile:
+def _load_stream(stream: str, because: str, *, dry_run: bool) -> StreamFile:
     """Prepare a decision: read the settings and the stream file, and refuse a missing reason."""
-    from seriatim import stream_files
-
-    Options.json = json
     settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
     require_reason(because, dry_run=dry_run)
@@ -147,8 +126,6 @@ def require_reason(because: str, *, dry_run: bool) -> None:
 
 
 def _accept_topic(file: StreamFile, topic: str, because: str, *, dry_run: bool, json: bool) -> None:
-    from seriatim import context
-    from seriatim.operations.accept import accept_topic
 
     open_stream = context.ConnectedStream(file, config.load_settings(), writes_records=True)
     decision = accept_topic(open_stream, topic, because, dry_run=dry_run)
@@ -158,13 +135,10 @@ def _accept_topic(file: StreamFile, topic: str, because: str, *, dry_run: bool, 
 def _accept_check(
     file: StreamFile, sequence: int, because: str, *, dry_run: bool, json: bool
 ) -> None:
-    from seriatim import context
-    from seriatim.clock import WallClock
-    from seriatim.operations.prove.check import accept_failed_check
 
     decision = accept_failed_check(
         context.ledger(file, with_schema=True),
-        WallClock(),
+        clock.WallClock(),
         file.stream.name,
         context.new_attempt(),
         sequence,
@@ -172,7 +146,7 @@ def _accept_check(
         dry_run=dry_run,
     )
     if json:
-        _print_json(_accepted_check_values(file.stream.name, decision, because, dry_run=dry_run))
+        print_json(_accepted_check_values(file.stream.name, decision, because, dry_run=dry_run))
     else:
         _print_accepted_check(file.stream.name, decision, sequence, dry_run=dry_run)
 
@@ -197,7 +171,6 @@ def _accepted_check_values(
 def _print_accepted_check(
     stream: str, decision: AcceptedFailures, sequence: int, *, dry_run: bool
 ) -> None:
-    from seriatim.ledger.model import describe_failed_range
 
     ledger = decision.ledger
     entry = _describe_entry(-1 if dry_run else ledger.sequence)
@@ -212,13 +185,10 @@ def _print_accepted_check(
 
 
 def _accept_restored(file: StreamFile, because: str, *, dry_run: bool, json: bool) -> None:
-    from seriatim import context
-    from seriatim.clock import WallClock
-    from seriatim.operations.restore import accept_restored_ledger
 
     decision = accept_restored_ledger(
         context.ledger(file, with_schema=True),
-        WallClock(),
+        clock.WallClock(),
         file.stream.name,
         context.new_attempt(),
         because,
@@ -228,7 +198,6 @@ def _accept_restored(file: StreamFile, because: str, *, dry_run: bool, json: boo
 
 
 def _print_accepted(stream: str, decision: TopicDecision, *, json: bool) -> None:
-    from seriatim.cli import output
 
     rows = [
         {
@@ -244,7 +213,7 @@ def _print_accepted(stream: str, decision: TopicDecision, *, json: bool) -> None
         for life in decision.partitions
     ]
     if json:
-        _print_json(
+        print_json(
             {
                 "stream": stream,
                 "topic": decision.topic,
@@ -273,7 +242,6 @@ def _describe_accepted(decision: TopicDecision) -> str:
 
 
 def _print_retired(stream: str, decision: RetireDecision, *, json: bool) -> None:
-    from seriatim.cli import output
 
     rows = [
         {
@@ -286,7 +254,7 @@ def _print_retired(stream: str, decision: RetireDecision, *, json: bool) -> None
         for retired in decision.partitions
     ]
     if json:
-        _print_json(
+        print_json(
             {
                 "stream": stream,
                 "topic": decision.topic,
@@ -306,7 +274,7 @@ def _print_retired(stream: str, decision: RetireDecision, *, json: bool) -> None
 
 def _print_restored(stream: str, decision: RestoreDecision, *, json: bool) -> None:
     if json:
-        _print_json(
+        print_json(
             {
                 "stream": stream,
                 "witness": decision.witness_sequence,
@@ -346,10 +314,6 @@ def _describe_restored_entry(decision: RestoreDecision) -> str:
     if lost_entries > 0:
         text += f"; {lost_entries} entries are given up"
     return text
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(msgspec.json.encode(value).decode())
 
 
 def _sequence_or_none(sequence: int) -> int | None:

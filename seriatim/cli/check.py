@@ -5,27 +5,27 @@ Next: operations/prove/check.py does it; operations/prove/suite_files.py finds t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.run import Json, StreamName
+from seriatim import config, context, stream_files
+from seriatim.cli import output, print_json, print_notice, report
+from seriatim.cli.options import Json, StreamName
+from seriatim.context import ConnectedStream
+from seriatim.engine.findings import Finding, FindingsError, new_findings_error
+from seriatim.ledger.model import Ledger, circuit_advice, describe_failed_range
+from seriatim.operations.prove import suite_files
+from seriatim.operations.prove.check import CheckResult, check_stream
+from seriatim.operations.prove.great_expectations_suites import GreatExpectations
+from seriatim.operations.report_findings import mark_reported, unreported_findings
+from seriatim.storage.record_scan import RecordScan
+from seriatim.storage.store import open_store
+from seriatim.stream_files import StreamFile
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-    from seriatim.context import ConnectedStream
-    from seriatim.engine.findings import Finding
-    from seriatim.ledger.model import Ledger
-    from seriatim.operations.prove.check import CheckResult
-    from seriatim.stream_files import StreamFile
-
-
-@app.command()
 def check(stream: StreamName, json: Json = False) -> None:
     """Judge the ledger entries that no check has judged yet.
 
@@ -36,9 +36,6 @@ def check(stream: StreamName, json: Json = False) -> None:
 
     Example: seriatim check demo --json
     """
-    from seriatim import stream_files
-
-    Options.json = json
     settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
     check_and_report(stream_files.load_stream(stream, settings.streams), json=json)
@@ -46,10 +43,6 @@ def check(stream: StreamName, json: Json = False) -> None:
 
 def check_and_report(file: StreamFile, *, json: bool) -> CheckResult:
     """Check a stream and print the result. A bad verdict is printed, and then raised."""
-    from seriatim import context, stream_files
-    from seriatim.cli import output, report
-    from seriatim.operations.report_findings import mark_reported, unreported_findings
-
     stream_files.refuse_unwritable_output(file)
     name = file.stream.name
     progress = output.RunProgress(name, "records")
@@ -71,12 +64,6 @@ def check_with_suites(
     open_stream: ConnectedStream, progress: Callable[[int, int], None]
 ) -> CheckResult:
     """Check a stream by its suites, with great-expectations."""
-    from seriatim.operations.prove import suite_files
-    from seriatim.operations.prove.check import check_stream
-    from seriatim.operations.prove.great_expectations_suites import GreatExpectations
-    from seriatim.storage.record_scan import RecordScan
-    from seriatim.storage.store import open_store
-
     store = open_store(open_stream.stream.output.path)
     suites = suite_files.load_suites(open_stream.stream, Path(open_stream.file.folder))
     checker = GreatExpectations(store)
@@ -85,8 +72,6 @@ def check_with_suites(
 
 def print_open_circuit(ledger: Ledger) -> None:
     """Print a notice if the circuit is open: what failed, and what closes it."""
-    from seriatim.ledger.model import circuit_advice, describe_failed_range
-
     if ledger.circuit != "open":
         return
     failed_ranges = "; ".join(describe_failed_range(failed) for failed in ledger.failed_ranges[:5])
@@ -104,12 +89,10 @@ def _print_result(
     stream: str, check_result: CheckResult, findings: list[Finding], *, json: bool
 ) -> None:
     """Print the result, and raise if a partition is bad or a finding is an error."""
-    from seriatim.engine.findings import new_findings_error
-
     for note in check_result.notes:
         print_notice(f"{stream}: {note}", note=note)
     if json:
-        typer.echo(msgspec.json.encode(_result_values(stream, check_result, findings)).decode())
+        print_json(_result_values(stream, check_result, findings))
     errors = [finding for finding in findings if finding.level == "error"]
     _raise_for_bad_partitions(stream, check_result, errors)
     print_open_circuit(check_result.ledger)
@@ -122,8 +105,6 @@ def _print_result(
 def _raise_for_bad_partitions(
     stream: str, check_result: CheckResult, errors: list[Finding]
 ) -> None:
-    from seriatim.engine.findings import FindingsError
-    from seriatim.ledger.model import circuit_advice
 
     verdict = check_result.verdict
     bad_partitions = sorted(name for name, outcome in verdict.items() if outcome != "good")

@@ -5,19 +5,17 @@ Next: operations/compact.py does it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.accept import DryRun
-from seriatim.cli.run import Json, StreamName
+from seriatim import config, context, stream_files
+from seriatim.cli import output, print_json, print_notice
+from seriatim.cli.options import DryRun, Json, StreamName
+from seriatim.cli.output import RunProgress
+from seriatim.engine.offsets import Partition
 from seriatim.errors import IntegrityError
-
-if TYPE_CHECKING:
-    from seriatim.operations.compact import CompactionPiece, CompactResult
+from seriatim.operations.compact import CompactionPiece, CompactResult, compact_stream
 
 COLUMNS = [
     "topic",
@@ -33,7 +31,6 @@ COLUMNS = [
 DAMAGED_FILES_SHOWN = 10
 
 
-@app.command()
 def compact(
     stream: StreamName,
     partition: Annotated[
@@ -53,12 +50,6 @@ def compact(
 
     Example: seriatim compact demo --dry-run
     """
-    from seriatim import context, stream_files
-    from seriatim.cli.output import RunProgress
-    from seriatim.engine.offsets import Partition
-    from seriatim.operations.compact import compact_stream
-
-    Options.json = json
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
     config.arm_crash_point(settings.crash_point)
@@ -102,7 +93,6 @@ def _piece_row(piece: CompactionPiece, *, dry_run: bool) -> dict[str, Any]:
 
 
 def _print_result(stream: str, result: CompactResult, *, dry_run: bool, json: bool) -> None:
-    from seriatim.cli import output
 
     rows = [_piece_row(piece, dry_run=dry_run) for piece in result.pieces]
     held_partitions = [str(partition) for partition in result.held_partitions]
@@ -115,7 +105,7 @@ def _print_result(stream: str, result: CompactResult, *, dry_run: bool, json: bo
             "dry_run": dry_run,
             "swept": {"replaced": result.swept_replaced_files, "orphans": result.swept_orphans},
         }
-        typer.echo(msgspec.json.encode(values).decode())
+        print_json(values)
     else:
         _print_summary(stream, result, rows, dry_run=dry_run)
     for partition in held_partitions:
@@ -127,7 +117,6 @@ def _print_result(stream: str, result: CompactResult, *, dry_run: bool, json: bo
 def _print_summary(
     stream: str, result: CompactResult, rows: list[dict[str, Any]], *, dry_run: bool
 ) -> None:
-    from seriatim.cli import output
 
     if rows:
         output.print_table(COLUMNS, rows)

@@ -8,19 +8,18 @@ Next: operations/followers.py and operations/release.py do it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.accept import Because, DryRun, require_reason
-from seriatim.cli.run import Json, StreamName, require_run_head
-
-if TYPE_CHECKING:
-    from seriatim.operations.release import SessionRelease
-    from seriatim.ports import OpenStream
+from seriatim import config, context, stream_files
+from seriatim.cli import output, print_json, print_notice
+from seriatim.cli.accept import require_reason
+from seriatim.cli.options import Because, DryRun, Json, StreamName, require_run_head
+from seriatim.operations.followers import catch_up_after_run, catch_up_derived, read_gaps
+from seriatim.operations.release import SessionRelease, release_session
+from seriatim.ports import OpenStream
 
 COLUMNS = [
     "topic",
@@ -45,10 +44,8 @@ Topic = Annotated[
 quarantine = typer.Typer(
     name="quarantine", help="Take sessions out of quarantine by hand.", no_args_is_help=True
 )
-app.add_typer(quarantine)
 
 
-@app.command()
 def gaps(
     stream: StreamName,
     only_open: Annotated[
@@ -64,10 +61,6 @@ def gaps(
 
     Example: seriatim gaps demo --open
     """
-    from seriatim import context, stream_files
-    from seriatim.operations.followers import read_gaps
-
-    Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
     name = file.stream.name
     ledger_store = context.ledger(file)
@@ -78,14 +71,13 @@ def gaps(
     open_rows = [row for row in gap_rows if row["closed"] is None]
     rows = open_rows if only_open else gap_rows
     if json:
-        _print_json({"stream": name, "sequence": ledger.sequence, "gaps": rows})
+        print_json({"stream": name, "sequence": ledger.sequence, "gaps": rows})
         return
     _print_gaps(rows)
     counts = _describe_counts(len(rows), len(open_rows))
     typer.echo(f"{name}: {counts}, as of entry {ledger.sequence}")
 
 
-@app.command()
 def rebuild(stream: StreamName, json: Json = False) -> None:
     """Make the tables `gaps` and `quarantine` again.
 
@@ -95,10 +87,6 @@ def rebuild(stream: StreamName, json: Json = False) -> None:
 
     Example: seriatim rebuild demo
     """
-    from seriatim import context, stream_files
-    from seriatim.operations.followers import catch_up_derived
-
-    Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
     name = file.stream.name
     ledger_store = context.ledger(file)
@@ -107,7 +95,7 @@ def rebuild(stream: StreamName, json: Json = False) -> None:
     print_notice(f"{name}: reading {entry_count} entries", entries=entry_count)
     catch_up_derived(ledger_store, context.derived_tables(file), ledger, rebuild=True)
     if json:
-        _print_json({"stream": name, "sequence": ledger.sequence})
+        print_json({"stream": name, "sequence": ledger.sequence})
     else:
         typer.echo(f"{name}: gaps and quarantine are as of entry {ledger.sequence}")
 
@@ -133,10 +121,6 @@ def release(
     Example: seriatim quarantine release demo session-00007 --because "the producer sends the row
     again"
     """
-    from seriatim import context, stream_files
-    from seriatim.operations.release import release_session
-
-    Options.json = json
     settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
     require_reason(because, dry_run=dry_run)
@@ -147,16 +131,13 @@ def release(
     if not dry_run:
         _catch_up_derived(open_stream, json=json)
     if json:
-        _print_json(_released_values(name, decision, dry_run=dry_run))
+        print_json(_released_values(name, decision, dry_run=dry_run))
     else:
         _print_released(name, session, decision, dry_run=dry_run)
 
 
 def _catch_up_derived(open_stream: OpenStream, *, json: bool) -> None:
     """Bring the derived tables up to the decision. Trouble with that is printed only."""
-    from seriatim.cli import output
-    from seriatim.operations.followers import catch_up_after_run
-
     name = open_stream.stream.name
     ledger = require_run_head(open_stream.ledger, name).ledger
     trouble = catch_up_after_run(open_stream.ledger, open_stream.derived, ledger)
@@ -188,7 +169,6 @@ def _describe_counts(gap_count: int, open_count: int) -> str:
 
 
 def _print_gaps(rows: list[dict[str, Any]]) -> None:
-    from seriatim.cli import output
 
     if not rows:
         return
@@ -198,7 +178,3 @@ def _print_gaps(rows: list[dict[str, Any]]) -> None:
         session = "(all)" if row["session"] is None else row["session"]
         shown_rows.append({**row, "session": session})
     output.print_table(COLUMNS, shown_rows)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(msgspec.json.encode(value).decode())

@@ -15,8 +15,12 @@ from typing import Any, Literal
 
 import msgspec
 import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from seriatim.cli import Options, print_notice
+from seriatim.cli import Options, print_json, print_notice
 from seriatim.engine.findings import Finding, new_findings_error
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Ledger
@@ -84,7 +88,7 @@ def print_outcome(stream: str, outcome: RunOutcome, *, json: bool) -> None:
     _print_outcome_notices(stream, outcome, json=json)
     # 3. The result, on stdout.
     if json:
-        _print_json(_outcome_values(stream, outcome))
+        print_json(_outcome_values(stream, outcome))
     else:
         _print_summary(stream, outcome)
     # 4. The error: only now, since scripts read the result of a failed run as well.
@@ -193,7 +197,7 @@ def print_plan(
     """Print what the next run would do, and the topics whose retention is short."""
     rows = _plan_rows(slice_plan)
     if json:
-        _print_json(_plan_values(stream.name, ledger.sequence, slice_plan, rows, short))
+        print_json(_plan_values(stream.name, ledger.sequence, slice_plan, rows, short))
         return
     print_table(["topic", "partition", "from", "until", "messages", "new"], rows)
     slice_count = math.ceil(slice_plan.backlog / stream.slice.messages_max)
@@ -245,11 +249,6 @@ def _plan_values(
 
 def print_table(columns: list[str], rows: list[dict[str, Any]]) -> None:
     """Print a table on stdout. Numbers have no separators, since people paste them."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         is_number_column = bool(rows) and all(
@@ -272,10 +271,6 @@ def _render_cell(value: Any) -> str:
     if value is True:
         return "yes"
     return str(value)
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(msgspec.json.encode(value).decode())
 
 
 def _render_duration(total_seconds: float) -> str:

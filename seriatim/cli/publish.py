@@ -6,22 +6,21 @@ Next: operations/publish.py does it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.accept import DryRun
-from seriatim.cli.run import Json, StreamName
+from seriatim import config, context, stream_files
+from seriatim.cli import output, print_json, print_notice
+from seriatim.cli.check import print_open_circuit
+from seriatim.cli.options import DryRun, Json, StreamName
 from seriatim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from seriatim.operations.publish import PublishResult
-    from seriatim.ports import LedgerStore
-    from seriatim.storage.current_rows import PartitionCatchUp
-    from seriatim.stream_files import StreamFile
+from seriatim.ledger.commit import read_head
+from seriatim.operations.followers import catch_up_outputs
+from seriatim.operations.publish import PublishResult, changes_since, publish_current
+from seriatim.ports import LedgerStore
+from seriatim.storage.current_rows import PartitionCatchUp
+from seriatim.stream_files import StreamFile
 
 COLUMNS = ["topic", "partition", "from", "until", "epoch", "records", "anew"]
 SinceEntry = Annotated[
@@ -32,7 +31,6 @@ SinceEntry = Annotated[
 ]
 
 
-@app.command()
 def publish(
     stream: StreamName,
     sequence: Annotated[
@@ -67,9 +65,6 @@ def publish(
 
     Example: seriatim publish demo
     """
-    from seriatim import stream_files
-
-    Options.json = json
     settings = config.load_settings()
     config.arm_crash_point(settings.crash_point)
     if unchecked and sequence is not None:
@@ -107,10 +102,6 @@ def publish_stream(
     json: bool,
 ) -> None:
     """Publish a stream and print what was done. Going back to an earlier entry is refused."""
-    from seriatim import context, stream_files
-    from seriatim.cli import output
-    from seriatim.operations.publish import changes_since, publish_current
-
     name = file.stream.name
     ledger_store = context.ledger(file, with_schema=True)
     if not dry_run:
@@ -139,7 +130,7 @@ def publish_stream(
     if since is not None:
         result = changes_since(name, ledger_store, since, result)
     if json:
-        typer.echo(msgspec.json.encode(_result_values(name, result, dry_run=dry_run)).decode())
+        print_json(_result_values(name, result, dry_run=dry_run))
     else:
         _print_result(name, result, dry_run=dry_run)
 
@@ -154,10 +145,6 @@ def _earlier_entry_error(stream: str, sequence: int, published_sequence: int) ->
 
 def _catch_up_output_tables(file: StreamFile, store: LedgerStore) -> None:
     """Bring the tables `records-NAME` up to the ledger, in case a crash left them behind."""
-    from seriatim import context
-    from seriatim.ledger.commit import read_head
-    from seriatim.operations.followers import catch_up_outputs
-
     output_store = context.derived_tables(file).output_store
     head = read_head(store, file.stream.name)
     if output_store is not None and head is not None:
@@ -169,9 +156,6 @@ def _last_checked_sequence(store: LedgerStore, stream: str) -> int | None:
 
     If there are entries after it, a notice says why they are not published.
     """
-    from seriatim.cli.check import print_open_circuit
-    from seriatim.ledger.commit import read_head
-
     head = read_head(store, stream)
     if head is None:
         return None
@@ -215,7 +199,6 @@ def _partition_values(catch_up: PartitionCatchUp) -> dict[str, Any]:
 
 
 def _print_result(stream: str, result: PublishResult, *, dry_run: bool) -> None:
-    from seriatim.cli import output
 
     if not result.has_changed:
         typer.echo(f"{stream}: current is as of entry {result.sequence} already")

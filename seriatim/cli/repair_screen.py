@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import typer
 
-from seriatim.cli import Options, output, print_notice
+from seriatim.cli import Options, output, print_json, print_notice
 from seriatim.cli.stop import exit_on_signal
 from seriatim.context import ConnectedStream
 from seriatim.engine.findings import Finding, new_findings_error, shorten
@@ -137,7 +136,7 @@ def _print_plan_notices(repair_plan: RepairPlan) -> None:
 def _print_plan(repair_plan: RepairPlan, apply_command: str, *, json: bool) -> None:
     """Print the plan on stdout, for people or scripts."""
     if json:
-        typer.echo(msgspec.json.encode(_plan_values(repair_plan)).decode())
+        print_json(_plan_values(repair_plan))
         return
     name = repair_plan.stream
     _print_deleted_files(repair_plan)
@@ -318,7 +317,7 @@ def _print_result(
         output.print_derived_error(name, result.derived_error, json=json)
     if json:
         values = _result_values(repair_plan, result, findings)
-        typer.echo(msgspec.json.encode(values).decode())
+        print_json(values)
     else:
         for partition, offset_range in result.ranges.items():
             typer.echo(f"{name} {partition}: folded again {offset_range}")

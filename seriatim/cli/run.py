@@ -7,31 +7,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
+from seriatim import clock, config, context, stream_files
+from seriatim.cli import Options, output, print_notice, report
+from seriatim.cli.check import check_and_report
+from seriatim.cli.lookback import check_session_name
+from seriatim.cli.options import Json, StreamName
+from seriatim.cli.output import RunProgress
+from seriatim.cli.publish import publish_stream
+from seriatim.cli.stop import exit_on_signal
+from seriatim.config import Settings
+from seriatim.context import ConnectedStream
+from seriatim.engine.findings import Finding
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, IntegrityError, PlatformError
-
-if TYPE_CHECKING:
-    from seriatim.cli.output import RunProgress
-    from seriatim.config import Settings
-    from seriatim.context import ConnectedStream
-    from seriatim.engine.findings import Finding
-    from seriatim.operations.run import FoldRun, RunOutcome
-    from seriatim.ports import LedgerHead, LedgerStore
-    from seriatim.stream_files import StreamFile
-
-StreamName = Annotated[
-    str,
-    typer.Argument(
-        metavar="STREAM", help="The name of a file in streams/, or a path to a TOML file."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+from seriatim.ledger.model import refuse_open_circuit
+from seriatim.operations.plan import plan_run, ranges_to_read, select_ranges
+from seriatim.operations.report_findings import last_sequence, mark_reported, unreported_findings
+from seriatim.operations.retention import (
+    partition_clocks,
+    short_retention,
+    time_left_warnings,
+    with_time_left,
+)
+from seriatim.operations.run import FoldRun, RunOutcome
+from seriatim.operations.run_request import TRACED_SESSIONS_MAX
+from seriatim.storage import traces
+from seriatim.storage.store import open_store
+from seriatim.stream_files import StreamFile
+from seriatim.web.write_status import write_status_after_run
 
 UntilOffsets = Annotated[
     str,
@@ -42,17 +50,6 @@ UntilOffsets = Annotated[
 ]
 
 
-def require_run_head(store: LedgerStore, stream: str) -> LedgerHead:
-    """The head of a stream's ledger. A stream that was never run is refused."""
-    from seriatim.ledger.commit import read_head
-
-    head = read_head(store, stream)
-    if head is None:
-        raise ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
-    return head
-
-
-@app.command()
 def run(
     stream: StreamName,
     messages_max: Annotated[
@@ -84,9 +81,6 @@ def run(
 
     Example: seriatim run demo --messages-max 500000
     """
-    from seriatim import stream_files
-
-    Options.json = json
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
     until = _parse_until_offsets(until_offsets) if until_offsets else None
@@ -99,9 +93,6 @@ def run(
 
     steps: list[Callable[[], object]] = [fold]
     if check:
-        from seriatim.cli.check import check_and_report
-        from seriatim.cli.publish import publish_stream
-
         steps.append(lambda: check_and_report(file, json=json))
         if stream_files.load_runner(file).row_key_spec is not None:
             steps.append(lambda: publish_stream(file, json=json))
@@ -142,15 +133,6 @@ def _fold_stream(
     3. Write the report and the status file.
     4. Print the outcome, and remember that its findings were reported.
     """
-    from seriatim import context, stream_files
-    from seriatim.cli import output, report
-    from seriatim.operations.report_findings import (
-        last_sequence,
-        mark_reported,
-        unreported_findings,
-    )
-    from seriatim.operations.run import FoldRun
-
     # 1. Prepare.
     name = file.stream.name
     # A machine that cannot be loaded is refused before the output folder is created.
@@ -186,8 +168,6 @@ def _run_until_stopped(
     until: Mapping[Partition, int] | None,
 ) -> RunOutcome:
     """Run a fold. If an error or a signal ends it, findings of committed slices are printed."""
-    from seriatim.cli.stop import exit_on_signal
-
     spark = open_stream.spark
 
     def print_findings_and_kill_spark() -> None:
@@ -213,7 +193,6 @@ def _run_until_stopped(
 
 
 def _write_status(open_stream: ConnectedStream) -> None:
-    from seriatim.web.write_status import write_status_after_run
 
     trouble = write_status_after_run(
         open_stream.file,
@@ -231,9 +210,6 @@ def _write_status(open_stream: ConnectedStream) -> None:
 
 def _parse_traced_sessions(session_names: list[str] | None) -> tuple[str, ...]:
     """The sessions to trace beside the fold, each once. Too many are refused."""
-    from seriatim.cli.lookback import check_session_name
-    from seriatim.operations.run_request import TRACED_SESSIONS_MAX
-
     for name in session_names or ():
         check_session_name(name)
     names = tuple(dict.fromkeys(session_names or ()))
@@ -256,9 +232,6 @@ def _prune_traces_afterwards(file: StreamFile, trace: tuple[str, ...]) -> Iterat
 
 def _prune_traces(file: StreamFile) -> None:
     """Delete the oldest traces, and print where the traces are."""
-    from seriatim.storage import traces
-    from seriatim.storage.store import open_store
-
     store = open_store(file.stream.output.path)
     folder = f"{store.url}/traces"
     try:
@@ -272,8 +245,6 @@ def _prune_traces(file: StreamFile) -> None:
 
 def findings_with_time_left(fold_run: FoldRun) -> list[Finding]:
     """A run's findings with the time left to act, and warnings where that time is short."""
-    from seriatim.operations.retention import partition_clocks, time_left_warnings, with_time_left
-
     stream = fold_run.stream
     ledger = fold_run.head.ledger
     log = fold_run.open_stream.log
@@ -292,14 +263,10 @@ def findings_with_time_left(fold_run: FoldRun) -> list[Finding]:
 
 def print_findings_of_run(fold_run: FoldRun) -> None:
     """Print the findings of a run that ended early, and remember that they were reported."""
-    from seriatim.cli import output
-    from seriatim.operations.report_findings import mark_reported
-
     output.print_findings(fold_run.stream.name, fold_run.outcome.findings, json=Options.json)
     mark_reported(fold_run.open_stream.ledger, fold_run.head.ledger.sequence)
 
 
-@app.command()
 def plan(
     stream: StreamName,
     until_offsets: UntilOffsets = "",
@@ -323,14 +290,6 @@ def plan(
 
     Example: seriatim plan demo
     """
-    from seriatim import context, stream_files
-    from seriatim.cli import output
-    from seriatim.clock import WallClock
-    from seriatim.ledger.model import refuse_open_circuit
-    from seriatim.operations.plan import plan_run, ranges_to_read, select_ranges
-    from seriatim.operations.retention import short_retention
-
-    Options.json = json
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
     name = file.stream.name
@@ -344,14 +303,12 @@ def plan(
     # A run would refuse these as well, so its plan does.
     context.refuse_machine_for_ledger(file, ledger)
     refuse_open_circuit(ledger, file.stream.on_check_failure)
-    short_topics = short_retention(file.stream, log, ledger, WallClock())
+    short_topics = short_retention(file.stream, log, ledger, clock.WallClock())
     output.print_plan(file.stream, ledger, slice_plan, short_topics, json=json)
 
 
 def _parse_until_offsets(text: str) -> dict[Partition, int]:
     """Parse `{"topic": {"0": 1200}}`, as a person writes it. Negative offsets are refused."""
-    import msgspec
-
     until = {}
     try:
         ends_by_topic = msgspec.json.decode(text.encode(), type=dict[str, dict[str, int]])

@@ -5,18 +5,18 @@ Next: operations/status.py gathers the values; cli/state.py shows sessions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_error
-from seriatim.cli.run import Json, StreamName, require_run_head
+from seriatim import clock, config, context, stream_files
+from seriatim.cli import output, print_error, print_json
+from seriatim.cli.options import Json, StreamName, require_run_head
+from seriatim.config import Settings
+from seriatim.engine.findings import format_duration
 from seriatim.errors import ConfigError, IntegrityError
-
-if TYPE_CHECKING:
-    from seriatim.config import Settings
+from seriatim.operations.status import read_status
+from seriatim.operations.sweep import refuse_swept
 
 PARTITION_COLUMNS = [
     "topic",
@@ -34,7 +34,6 @@ BUFFER_COLUMNS = ["session", "topic", "partition", "offset", "messages", "expect
 QUARANTINE_COLUMNS = ["session", "topic", "partition", "offset", "finding"]
 
 
-@app.command()
 def status(
     stream: Annotated[
         str | None,
@@ -49,9 +48,6 @@ def status(
 
     Example: seriatim status demo --json
     """
-    from seriatim import stream_files
-
-    Options.json = json
     settings = config.load_settings()
     names = [stream] if stream else stream_files.list_streams(settings.streams)
     if not names:
@@ -68,7 +64,7 @@ def status(
             exit_codes.add(error.exit_code)
             continue
         if json:
-            _print_json(values)
+            print_json(values)
         else:
             _print_status(values)
     if exit_codes:
@@ -77,22 +73,17 @@ def status(
 
 def _read_status(name: str, settings: Settings) -> dict[str, Any]:
     """The status of one stream, with the entries that its other tables are as of."""
-    from seriatim import context, stream_files
-    from seriatim.clock import WallClock
-    from seriatim.operations.status import read_status
-
     file = stream_files.load_stream(name, settings.streams)
     values = read_status(
         file.stream,
         context.log(file, settings),
         context.ledger(file),
         context.state(file),
-        WallClock().now_seconds(),
+        clock.WallClock().now_seconds(),
     )
     return values | context.table_sequences(file)
 
 
-@app.command()
 def version(
     stream: StreamName,
     sequence: Annotated[
@@ -116,10 +107,6 @@ def version(
 
     Example: seriatim version demo --checked
     """
-    from seriatim import context, stream_files
-    from seriatim.operations.sweep import refuse_swept
-
-    Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
     name = file.stream.name
     ledger_store = context.ledger(file)
@@ -132,13 +119,12 @@ def version(
     # The version exists in the table's log, but its files may be deleted: then say so here.
     refuse_swept(ledger_store, context.record_files(file), head.ledger, entry, "records")
     if json:
-        _print_json({"stream": name, "sequence": entry, "version": delta_version})
+        print_json({"stream": name, "sequence": entry, "version": delta_version})
     else:
         typer.echo(delta_version)
 
 
 def _print_status(values: dict[str, Any]) -> None:
-    from seriatim.cli import output
 
     typer.secho(
         f"{values['stream']}: {values['verdict']}, tier {values['tier']},"
@@ -187,8 +173,6 @@ def _print_loss_bound(snapshot_distance: dict[str, Any]) -> None:
 
 def _partition_row(partition: dict[str, Any]) -> dict[str, Any]:
     """A partition with the columns that are rendered for people."""
-    from seriatim.engine.findings import format_duration
-
     seconds = partition["time_left_seconds"]
     catches_up = ""
     if partition["lag"] and partition["catches_up"] is not None:
@@ -209,7 +193,3 @@ def _describe_wait(partition: dict[str, Any]) -> str:
     if partition["held"]:
         return f"held by {partition['held']}"
     return ""
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(msgspec.json.encode(value).decode())
