@@ -17,11 +17,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, Protocol
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
 import typer.main
+from msgspec import Struct
 from typer.core import TyperCommand, TyperGroup
 
 from seriatim import __version__, config
@@ -165,17 +166,20 @@ class Options:
     """Whether the process runs this command only. It is False inside tests and Airflow tasks."""
 
 
-class CommandResult(Protocol):
+class CommandResult(Struct):
     """What a command returns: it is printed once, for people or as JSON."""
 
     def to_json(self) -> Any:
-        """What `--json` prints."""
+        """What `--json` prints. A result whose fields are the keys of its JSON is printed itself."""
+        return self
 
-    def print_text(self) -> None:
-        """Print it for people."""
+    def render(self) -> str:
+        """The lines for people."""
+        raise NotImplementedError
 
     def error(self) -> SeriatimError | None:
         """The error with which the command ends, after the result was printed; None if all is well."""
+        return None
 
 
 def print_result(result: CommandResult | None, **_: Any) -> None:
@@ -187,15 +191,17 @@ def print_result(result: CommandResult | None, **_: Any) -> None:
     if Options.json:
         print_json(result.to_json())
     else:
-        result.print_text()
+        text = result.render()
+        if text:
+            typer.echo(text)
     error = result.error()
     if error is not None:
         raise error
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON object on a line of stdout."""
-    typer.echo(_encode_json(value))
+def print_json(value: Any, *, err: bool = False) -> None:
+    """Print one JSON object on a line of stdout or stderr."""
+    typer.echo(msgspec.json.encode(value, enc_hook=str).decode(), err=err)
 
 
 app = typer.Typer(
@@ -237,10 +243,10 @@ def print_notice(text: str, **fields: Any) -> None:
 
     With `--json` it becomes one JSON object: `fields`, and the text as `message`.
     """
-    line = text
     if Options.json:
-        line = _encode_json({**fields, "message": text})
-    typer.echo(line, err=True)
+        print_json({**fields, "message": text}, err=True)
+    else:
+        typer.echo(text, err=True)
 
 
 class _LogNotices(logging.Handler):
@@ -322,18 +328,13 @@ def _exit_code(system_exit: SystemExit) -> int:
 
 def print_error(error: SeriatimError) -> None:
     """Print an error on stderr: as a screen, or as one line of JSON for scripts."""
-    text = error.render()
     if Options.json:
-        text = _encode_json(_error_values(error))
-    typer.echo(text, err=True)
-
-
-def _error_values(error: SeriatimError) -> dict[str, Any]:
-    return {"error": error.title, "message": error.message, **error.fields, "next": error.next}
-
-
-def _encode_json(value: Any) -> str:
-    return msgspec.json.encode(value, enc_hook=str).decode()
+        print_json(
+            {"error": error.title, "message": error.message, **error.fields, "next": error.next},
+            err=True,
+        )
+    else:
+        typer.echo(error.render(), err=True)
 
 
 def as_seriatim_error(error: Exception) -> SeriatimError:

@@ -69,3 +69,13 @@ def require_run_head(store: LedgerStore, stream: str) -> LedgerHead:
     if head is None:
         raise ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
     return head
+
+
+def require_reason(because: str, *, dry_run: bool) -> None:
+    """Refuse a decision without a reason. A dry run decides nothing, so it needs none."""
+    if dry_run or because.strip():
+        return
+    raise ConfigError(
+        "a decision needs its reason: --because is missing",
+        next='add --because "…"; --dry-run needs none',
+    )

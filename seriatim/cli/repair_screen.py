@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from seriatim.cli import Options, output, print_json, print_notice
-from seriatim.cli.stop import exit_on_signal
+from seriatim.cli.output import exit_on_signal
 from seriatim.context import ConnectedStream
 from seriatim.engine.findings import Finding, new_findings_error, shorten
 from seriatim.errors import IntegrityError
@@ -307,14 +307,13 @@ def _print_result(
     name = repair_plan.stream
     ledger_store = open_stream.ledger
     findings = unreported_findings(ledger_store, name)
-    output.print_findings(name, findings, json=json)
+    output.print_findings(name, findings)
     # After they were printed: a process killed in between prints them again next time.
     mark_reported(ledger_store, result.sequence)
     if result.sequence < 0:
         _print_without_commit(repair_plan, json=json)
         return
-    if result.derived_error:
-        output.print_derived_error(name, result.derived_error, json=json)
+    output.print_derived_error(name, result.derived_error)
     if json:
         values = _result_values(repair_plan, result, findings)
         print_json(values)
