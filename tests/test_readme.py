@@ -10,6 +10,7 @@ import pytest
 import typer.main
 
 from seriatim.cli import app
+from tests.command_tree import is_group, load_commands
 
 ROOT = Path(__file__).parent.parent
 PAGES = ("README.md", "CONTRIBUTING.md")
@@ -34,10 +35,12 @@ def _unknown_options(line: str) -> list[str]:
     """Walk the words of a command line as far as they name commands; the options must be the last
     one's.
     """
-    command, words = typer.main.get_command(app), line.split()[1:]
-    while words and words[0] in getattr(command, "commands", {}):
-        command = command.commands[words.pop(0)]  # type: ignore[attr-defined]
-    if hasattr(command, "commands") and words and not words[0].startswith("-"):
+    words = line.split()[1:]
+    name, command = "", typer.main.get_command(app)
+    while words and f"{name} {words[0]}".strip() in load_commands():
+        name = f"{name} {words.pop(0)}".strip()
+        command = load_commands()[name]
+    if is_group(command) and words and not words[0].startswith("-"):
         return [words[0]]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
     return [word for word in words if word.startswith("--") and word.partition("=")[0] not in known]

@@ -1,10 +1,11 @@
 """The command line: thin commands that connect operations to the real adapters.
 
-There is one module for each family of commands. Nothing heavy is imported at the top of these
-modules, so `seriatim --help` answers at once: a command imports what it needs when it runs. An
-error ends as one screen on stderr and an exit code. A stack trace is shown with `--debug` only.
+There is one module for each family of commands. `COMMANDS` is the table of all commands: the module
+of a command is imported when the command is used, so that `seriatim --help` and the completion of
+names answer at once. An error ends as one screen on stderr and an exit code. A stack trace is shown
+with `--debug` only.
 
-Next: cli/run.py has the main command; cli/output.py prints for people and scripts.
+Next: cli/run.py has the main command; cli/options.py has what commands share; cli/output.py prints.
 """
 
 from __future__ import annotations
@@ -13,24 +14,145 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
+from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import msgspec
 import typer
+import typer.main
+from msgspec import Struct
+from typer.core import TyperCommand, TyperGroup
 
 from seriatim import __version__, config
 from seriatim.engine.failure import CommandOutcome, Failure
 from seriatim.errors import BrokenPromiseError, PlatformError, SeriatimError
 
-app = typer.Typer(
-    name="seriatim",
-    help="Fold Kafka messages in order, with state, into Delta tables, and prove the result.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    rich_markup_mode=None,  # plain help answers in half the time
-)
+NAME_WIDTH = 10
+
+
+class LazyCommand(TyperCommand):
+    """A command, or a group of commands, whose module is imported when it is used.
+
+    Until then only its name and its line of help are known. That line is the first one of the
+    command's own help.
+    """
+
+    def __init__(self, name: str, target: str, line: str) -> None:
+        super().__init__(name, short_help=line)
+        self.target = target
+        """`module:function`. The function may also be a `typer.Typer` with commands of its own."""
+
+    @cached_property
+    def loaded(self) -> Any:
+        """The command itself."""
+        module_name, _, attribute = self.target.partition(":")
+        target = getattr(import_module(f"seriatim.cli.{module_name}"), attribute)
+        parent = typer.Typer(rich_markup_mode=None)
+        if isinstance(target, typer.Typer):
+            parent.add_typer(target, name=self.name)
+        else:
+            parent.command(self.name)(target)
+        return typer.main.get_group(parent).commands[str(self.name)]
+
+    def make_context(self, *args: Any, **settings: Any) -> typer.Context:
+        """Begin to run or to complete the command. From here on the loaded command does the work."""
+        context: typer.Context = self.loaded.make_context(*args, **settings)
+        return context
+
+
+COMMANDS = {
+    "Run": [
+        LazyCommand("compact", "compact:compact", "Join small files, and delete outdated ones."),
+        LazyCommand("plan", "run:plan", "Show what the next run would do, and commit nothing."),
+        LazyCommand(
+            "publish", "publish:publish", "Bring the table `current` to the last checked entry."
+        ),
+        LazyCommand("run", "run:run", "Fold a stream from its frontier to the current log ends."),
+    ],
+    "Look": [
+        LazyCommand("gaps", "gaps:gaps", "List the gaps: output that must not be trusted."),
+        LazyCommand(
+            "report", "report:report", "Write a report of the last entries as one HTML file."
+        ),
+        LazyCommand(
+            "status", "status:status", "Show partitions, lag, time left, halts and quarantine."
+        ),
+        LazyCommand("top", "top:top", "Show all streams at a glance, live."),
+        LazyCommand(
+            "version", "status:version", "Print the Delta version that a ledger entry made."
+        ),
+        LazyCommand("watch", "watch:watch", "Report lag, time left, and what needs a person."),
+    ],
+    "Prove": [
+        LazyCommand(
+            "check", "check:check", "Judge the ledger entries that no check has judged yet."
+        ),
+        LazyCommand(
+            "verify", "verify:verify", "Check a stream's output independently of its runs."
+        ),
+    ],
+    "Repair and decide": [
+        LazyCommand(
+            "accept", "accept:accept", "Accept a changed topic, a restored ledger, or a bad check."
+        ),
+        LazyCommand(
+            "backfill",
+            "repair:backfill",
+            "Fold a range again, and replace its output in one commit.",
+        ),
+        LazyCommand("quarantine", "gaps:quarantine", "Take sessions out of quarantine by hand."),
+        LazyCommand("rebuild", "gaps:rebuild", "Make the tables `gaps` and `quarantine` again."),
+        LazyCommand(
+            "repair", "repair:repair", "Find what is damaged, and show or apply the repair."
+        ),
+        LazyCommand("retire", "accept:retire", "Retire a topic that is over."),
+    ],
+    "Hunt": [
+        LazyCommand(
+            "bisect", "bisect:bisect", "Find the first message after which an invariant is broken."
+        ),
+        LazyCommand("diff", "diff:diff", "Compare the records of two outputs, offset by offset."),
+        LazyCommand(
+            "explain", "explain:explain", "Show every message that touched a row of the output."
+        ),
+        LazyCommand(
+            "replay", "replay:replay", "Fold messages again without a commit, to look into them."
+        ),
+        LazyCommand(
+            "state", "state:state", "Show what the machine holds for a session, now or earlier."
+        ),
+        LazyCommand(
+            "trace", "trace:trace", "Show a session message by message, with what each did."
+        ),
+    ],
+    "Set up": [
+        LazyCommand("doctor", "doctor:doctor", "Check what Seriatim needs on this host."),
+        LazyCommand("jars", "jars:jars", "Fetch the JARs that Spark and the embedded broker need."),
+        LazyCommand("kafka", "kafka:kafka", "Start and stop the embedded Kafka broker."),
+        LazyCommand("produce", "produce:produce", "Send sample data to Kafka."),
+    ],
+}
+"""All commands, in the groups that `seriatim --help` shows."""
+
+
+class GroupedCommands(TyperGroup):
+    """The commands of `COMMANDS`. Its help shows them group by group."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for commands in COMMANDS.values():
+            for command in commands:
+                self.add_command(command)
+
+    def format_commands(self, _: Any, formatter: Any) -> None:
+        """Write a section for each group, with the lines of its commands."""
+        for title, commands in COMMANDS.items():
+            # Names of one width, so that the lines of all groups are aligned.
+            lines = [(f"{command.name:<{NAME_WIDTH}}", command.short_help) for command in commands]
+            with formatter.section(title):
+                formatter.write_dl(lines)
 
 
 class Options:
@@ -39,9 +161,58 @@ class Options:
     debug = False
     """Whether stack traces are shown."""
     json = False
-    """Whether every line on stderr is a JSON object. A command with `--json` sets it."""
+    """Whether results, and every line on stderr, are JSON. The option `--json` sets it."""
     is_own_process = False
     """Whether the process runs this command only. It is False inside tests and Airflow tasks."""
+
+
+class CommandResult(Struct):
+    """What a command returns: it is printed once, for people or as JSON."""
+
+    def to_json(self) -> Any:
+        """What `--json` prints. A result whose fields are the keys of its JSON is printed itself."""
+        return self
+
+    def render(self) -> str:
+        """The lines for people."""
+        raise NotImplementedError
+
+    def error(self) -> SeriatimError | None:
+        """The error with which the command ends, after the result was printed; None if all is well."""
+        return None
+
+
+def print_result(result: CommandResult | None, **_: Any) -> None:
+    """Print what a command returned. Its error is raised afterwards: scripts read the result of a
+    failed command as well.
+    """
+    if result is None:
+        return
+    if Options.json:
+        print_json(result.to_json())
+    else:
+        text = result.render()
+        if text:
+            typer.echo(text)
+    error = result.error()
+    if error is not None:
+        raise error
+
+
+def print_json(value: Any, *, err: bool = False) -> None:
+    """Print one JSON object on a line of stdout or stderr."""
+    typer.echo(msgspec.json.encode(value, enc_hook=str).decode(), err=err)
+
+
+app = typer.Typer(
+    name="seriatim",
+    cls=GroupedCommands,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode=None,  # plain help answers in half the time
+    result_callback=print_result,
+)
 
 
 def _print_version(value: bool) -> None:
@@ -72,10 +243,10 @@ def print_notice(text: str, **fields: Any) -> None:
 
     With `--json` it becomes one JSON object: `fields`, and the text as `message`.
     """
-    line = text
     if Options.json:
-        line = _encode_json({**fields, "message": text})
-    typer.echo(line, err=True)
+        print_json({**fields, "message": text}, err=True)
+    else:
+        typer.echo(text, err=True)
 
 
 class _LogNotices(logging.Handler):
@@ -157,18 +328,13 @@ def _exit_code(system_exit: SystemExit) -> int:
 
 def print_error(error: SeriatimError) -> None:
     """Print an error on stderr: as a screen, or as one line of JSON for scripts."""
-    text = error.render()
     if Options.json:
-        text = _encode_json(_error_values(error))
-    typer.echo(text, err=True)
-
-
-def _error_values(error: SeriatimError) -> dict[str, Any]:
-    return {"error": error.title, "message": error.message, **error.fields, "next": error.next}
-
-
-def _encode_json(value: dict[str, Any]) -> str:
-    return msgspec.json.encode(value, enc_hook=str).decode()
+        print_json(
+            {"error": error.title, "message": error.message, **error.fields, "next": error.next},
+            err=True,
+        )
+    else:
+        typer.echo(error.render(), err=True)
 
 
 def as_seriatim_error(error: Exception) -> SeriatimError:
@@ -192,30 +358,3 @@ def unexpected_error(error: Exception) -> SeriatimError:
         where=f"{raising_frame.filename}:{raising_frame.lineno} in {raising_frame.name}",
         next="report this as a bug, with the output of --debug",
     )
-
-
-# Each module adds its commands to `app`, so these imports must come after it.
-from seriatim.cli import (  # noqa: E402, F401
-    accept,
-    bisect,
-    check,
-    compact,
-    diff,
-    doctor,
-    explain,
-    gaps,
-    jars,
-    kafka,
-    produce,
-    publish,
-    repair,
-    replay,
-    report,
-    run,
-    state,
-    status,
-    top,
-    trace,
-    verify,
-    watch,
-)

@@ -1,37 +1,31 @@
 """`seriatim accept` and `seriatim retire`: decisions of a person. The ledger keeps the reasons.
 
-Next: operations/accept.py does the work.
+Next: operations/accept.py, operations/restore.py and operations/retire.py do the work.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app
-from seriatim.cli.run import Json, StreamName
+from seriatim import clock, config, context
+from seriatim.cli import CommandResult
+from seriatim.cli.options import Because, DryRun, Json, StreamName, load_stream, require_reason
+from seriatim.cli.output import render_table, sequence_or_none
 from seriatim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from seriatim.operations.accept import RestoreDecision, RetireDecision, TopicDecision
-    from seriatim.operations.prove.check import AcceptedFailures
-    from seriatim.stream_files import StreamFile
-
-Because = Annotated[
-    str,
-    typer.Option(
-        "--because", metavar="TEXT", help="The reason. It is required, and the ledger keeps it."
-    ),
-]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show what would happen, and change nothing.")
-]
+from seriatim.ledger.model import describe_failed_range
+from seriatim.operations.accept import (
+    RestoreDecision,
+    RetireDecision,
+    TopicDecision,
+    accept_restored_ledger,
+    accept_topic,
+    retire_topic,
+)
+from seriatim.operations.prove.check import AcceptedFailures, accept_failed_check
 
 
-@app.command()
 def accept(
     stream: StreamName,
     topic: Annotated[
@@ -55,8 +49,8 @@ def accept(
         ),
     ] = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> CommandResult:
     """Accept a changed topic, a restored ledger, or a bad check.
 
     A topic is accepted as it is in Kafka now. A topic that was created again starts a new life: the
@@ -78,16 +72,35 @@ def accept(
             next=f"seriatim accept {stream} TOPIC, seriatim accept {stream} --restored,"
             " or --sequence N after a bad check",
         )
-    file = _load_stream(stream, because, dry_run=dry_run, json=json)
+    require_reason(because, dry_run=dry_run)
+    file = load_stream(stream)
     if sequence is not None:
-        _accept_check(file, sequence, because, dry_run=dry_run, json=json)
-    elif restored:
-        _accept_restored(file, because, dry_run=dry_run, json=json)
-    else:
-        _accept_topic(file, topic, because, dry_run=dry_run, json=json)
+        failures = accept_failed_check(
+            context.ledger(file, with_schema=True),
+            clock.WallClock(),
+            file.stream.name,
+            context.new_attempt(),
+            sequence,
+            because,
+            dry_run=dry_run,
+        )
+        return AcceptedCheck(file.stream.name, sequence, failures, because, dry_run)
+    if restored:
+        restore_decision = accept_restored_ledger(
+            context.ledger(file, with_schema=True),
+            clock.WallClock(),
+            file.stream.name,
+            context.new_attempt(),
+            because,
+            dry_run=dry_run,
+        )
+        return AcceptedLedger(file.stream.name, restore_decision)
+    open_stream = context.ConnectedStream(file, config.load_settings(), writes_records=True)
+    return AcceptedTopic(
+        file.stream.name, accept_topic(open_stream, topic, because, dry_run=dry_run)
+    )
 
 
-@app.command()
 def retire(
     stream: StreamName,
     topic: Annotated[
@@ -95,8 +108,8 @@ def retire(
     ],
     because: Because = "",
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> CommandResult:
     """Retire a topic that is over.
 
     No run reads or discovers the topic any more. Its state is kept. The topic stays retired, even
@@ -104,15 +117,12 @@ def retire(
 
     Example: seriatim retire demo demo-a --because "replaced by demo-b"
     """
-    from seriatim import context
-    from seriatim.clock import WallClock
-    from seriatim.operations.accept import retire_topic
-
-    file = _load_stream(stream, because, dry_run=dry_run, json=json)
+    require_reason(because, dry_run=dry_run)
+    file = load_stream(stream)
     decision = retire_topic(
         context.ledger(file, with_schema=True),
         context.log(file, config.load_settings()),
-        WallClock(),
+        clock.WallClock(),
         file.stream.name,
         file.stream.topics,
         topic,
@@ -120,247 +130,191 @@ def retire(
         because,
         dry_run=dry_run,
     )
-    _print_retired(file.stream.name, decision, json=json)
+    return RetiredTopic(file.stream.name, decision)
 
 
-def _load_stream(stream: str, because: str, *, dry_run: bool, json: bool) -> StreamFile:
-    """Prepare a decision: read the settings and the stream file, and refuse a missing reason."""
-    from seriatim import stream_files
+class AcceptedTopic(CommandResult):
+    """A topic was accepted as it is in Kafka now, or would be."""
 
-    Options.json = json
-    settings = config.load_settings()
-    config.arm_crash_point(settings.crash_point)
-    require_reason(because, dry_run=dry_run)
-    return stream_files.load_stream(stream, settings.streams)
+    stream: str
+    decision: TopicDecision
 
-
-def require_reason(because: str, *, dry_run: bool) -> None:
-    """Refuse a decision without a reason. A dry run decides nothing, so it needs none."""
-    if dry_run or because.strip():
-        return
-    raise ConfigError(
-        "a decision needs its reason: --because is missing",
-        next='add --because "…"; --dry-run needs none',
-    )
-
-
-def _accept_topic(file: StreamFile, topic: str, because: str, *, dry_run: bool, json: bool) -> None:
-    from seriatim import context
-    from seriatim.operations.accept import accept_topic
-
-    open_stream = context.ConnectedStream(file, config.load_settings(), writes_records=True)
-    decision = accept_topic(open_stream, topic, because, dry_run=dry_run)
-    _print_accepted(file.stream.name, decision, json=json)
-
-
-def _accept_check(
-    file: StreamFile, sequence: int, because: str, *, dry_run: bool, json: bool
-) -> None:
-    from seriatim import context
-    from seriatim.clock import WallClock
-    from seriatim.operations.prove.check import accept_failed_check
-
-    decision = accept_failed_check(
-        context.ledger(file, with_schema=True),
-        WallClock(),
-        file.stream.name,
-        context.new_attempt(),
-        sequence,
-        because,
-        dry_run=dry_run,
-    )
-    if json:
-        _print_json(_accepted_check_values(file.stream.name, decision, because, dry_run=dry_run))
-    else:
-        _print_accepted_check(file.stream.name, decision, sequence, dry_run=dry_run)
-
-
-def _accepted_check_values(
-    stream: str, decision: AcceptedFailures, because: str, *, dry_run: bool
-) -> dict[str, Any]:
-    accepted_ranges = [
-        {"partition": failed.partition, "from": failed.start, "until": failed.until}
-        for failed in decision.failures
-    ]
-    return {
-        "stream": stream,
-        "accepted": accepted_ranges,
-        "because": because or None,
-        "sequence": None if dry_run else decision.ledger.sequence,
-        "circuit": decision.ledger.circuit,
-        "checked": decision.ledger.checked,
-    }
-
-
-def _print_accepted_check(
-    stream: str, decision: AcceptedFailures, sequence: int, *, dry_run: bool
-) -> None:
-    from seriatim.ledger.model import describe_failed_range
-
-    ledger = decision.ledger
-    entry = _describe_entry(-1 if dry_run else ledger.sequence)
-    for failed in decision.failures:
-        typer.echo(f"{stream}: {entry}: right as it is: {describe_failed_range(failed)}")
-    if dry_run:
-        typer.echo(f'next: seriatim accept {stream} --sequence {sequence} --because "…"')
-    else:
-        typer.echo(
-            f"{stream}: the circuit is {ledger.circuit}, checked up to entry {ledger.checked}"
-        )
-
-
-def _accept_restored(file: StreamFile, because: str, *, dry_run: bool, json: bool) -> None:
-    from seriatim import context
-    from seriatim.clock import WallClock
-    from seriatim.operations.accept import accept_restored_ledger
-
-    decision = accept_restored_ledger(
-        context.ledger(file, with_schema=True),
-        WallClock(),
-        file.stream.name,
-        context.new_attempt(),
-        because,
-        dry_run=dry_run,
-    )
-    _print_restored(file.stream.name, decision, json=json)
-
-
-def _print_accepted(stream: str, decision: TopicDecision, *, json: bool) -> None:
-    from seriatim.cli import output
-
-    rows = [
-        {
-            "partition": str(life.partition),
-            "old_id": life.old_topic_id or None,
-            "new_id": life.new_topic_id,
-            "frontier": life.frontier,
-            "starts": life.resumes_at,
-            "sessions": life.ended_sessions,
-            "records": life.end_records,
-            "unread": life.unread_messages,
+    def to_json(self) -> dict[str, Any]:
+        """The decision, with one object for each partition."""
+        return {
+            "stream": self.stream,
+            "topic": self.decision.topic,
+            "new_life": self.decision.is_new_life,
+            "because": self.decision.reason or None,
+            "sequence": sequence_or_none(self.decision.sequence),
+            "partitions": self._rows(),
         }
-        for life in decision.partitions
-    ]
-    if json:
-        _print_json(
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
             {
-                "stream": stream,
-                "topic": decision.topic,
-                "new_life": decision.is_new_life,
-                "because": decision.reason or None,
-                "sequence": _sequence_or_none(decision.sequence),
-                "partitions": rows,
+                "partition": str(life.partition),
+                "old_id": life.old_topic_id or None,
+                "new_id": life.new_topic_id,
+                "frontier": life.frontier,
+                "starts": life.resumes_at,
+                "sessions": life.ended_sessions,
+                "records": life.end_records,
+                "unread": life.unread_messages,
             }
+            for life in self.decision.partitions
+        ]
+
+    def render(self) -> str:
+        """A table of the partitions, and what the decision means."""
+        decision = self.decision
+        rows = self._rows()
+        effect = f"{decision.topic} goes on from where it was"
+        if decision.is_new_life:
+            sessions = sum(row["sessions"] for row in rows)
+            records = sum(row["records"] for row in rows)
+            effect = f"a new life of {decision.topic}: {sessions} sessions end by {records} records"
+        unread = sum(row["unread"] for row in rows)
+        if unread:
+            effect += f"; {unread} messages of the old life were never read"
+        return (
+            f"{render_table(rows)}\n"
+            f"{self.stream}: {_describe_entry(decision.sequence)}: {effect}\n"
+            + _next_command(self.stream, decision.sequence, decision.topic)
         )
-        return
-    output.print_table(list(rows[0]), rows)
-    typer.echo(f"{stream}: {_describe_entry(decision.sequence)}: {_describe_accepted(decision)}")
-    _print_next_command(stream, decision.sequence, f"accept {stream} {decision.topic}")
 
 
-def _describe_accepted(decision: TopicDecision) -> str:
-    effect = f"{decision.topic} goes on from where it was"
-    if decision.is_new_life:
-        sessions = sum(life.ended_sessions for life in decision.partitions)
-        records = sum(life.end_records for life in decision.partitions)
-        effect = f"a new life of {decision.topic}: {sessions} sessions end by {records} records"
-    unread = sum(life.unread_messages for life in decision.partitions)
-    if unread:
-        effect += f"; {unread} messages of the old life were never read"
-    return effect
+class AcceptedCheck(CommandResult):
+    """Output that a check called bad was accepted, or would be."""
 
+    stream: str
+    requested_sequence: int
+    decision: AcceptedFailures
+    because: str
+    dry_run: bool
 
-def _print_retired(stream: str, decision: RetireDecision, *, json: bool) -> None:
-    from seriatim.cli import output
-
-    rows = [
-        {
-            "partition": str(retired.partition),
-            "topic_id": retired.topic_id,
-            "frontier": retired.frontier,
-            "unread": retired.unread_messages,
-            "waits": retired.halt_finding or None,
+    def to_json(self) -> dict[str, Any]:
+        """The accepted ranges, and the circuit after the decision."""
+        ledger = self.decision.ledger
+        accepted_ranges = [
+            {"partition": failed.partition, "from": failed.start, "until": failed.until}
+            for failed in self.decision.failures
+        ]
+        return {
+            "stream": self.stream,
+            "accepted": accepted_ranges,
+            "because": self.because or None,
+            "sequence": None if self.dry_run else ledger.sequence,
+            "circuit": ledger.circuit,
+            "checked": ledger.checked,
         }
-        for retired in decision.partitions
-    ]
-    if json:
-        _print_json(
-            {
-                "stream": stream,
-                "topic": decision.topic,
-                "because": decision.reason or None,
-                "sequence": _sequence_or_none(decision.sequence),
-                "partitions": rows,
-            }
-        )
-        return
-    output.print_table(list(rows[0]), rows)
-    effect = f"{len(rows)} of {decision.topic} retired, state kept"
-    unread = sum(retired.unread_messages for retired in decision.partitions)
-    if unread:
-        effect += f"; {unread} messages stay unread"
-    typer.echo(f"{stream}: {_describe_entry(decision.sequence)}: {effect}")
+
+    def render(self) -> str:
+        """A line for each accepted range, and what follows."""
+        stream = self.stream
+        ledger = self.decision.ledger
+        entry = _describe_entry(-1 if self.dry_run else ledger.sequence)
+        lines = [
+            f"{stream}: {entry}: right as it is: {describe_failed_range(failed)}"
+            for failed in self.decision.failures
+        ]
+        if self.dry_run:
+            lines.append(_next_command(stream, -1, f"--sequence {self.requested_sequence}"))
+        else:
+            lines.append(
+                f"{stream}: the circuit is {ledger.circuit}, checked up to entry {ledger.checked}"
+            )
+        return "\n".join(lines)
 
 
-def _print_restored(stream: str, decision: RestoreDecision, *, json: bool) -> None:
-    if json:
-        _print_json(
-            {
-                "stream": stream,
-                "witness": decision.witness_sequence,
-                "ledger": _sequence_or_none(decision.ledger_sequence),
-                "because": decision.reason or None,
-                "sequence": _sequence_or_none(decision.sequence),
-                "aside": decision.archived_witness_path or None,
-            }
-        )
-        return
-    typer.echo(decision.contradiction)
-    command = f"accept {stream} --restored"
-    if decision.ledger_sequence >= 0:
-        typer.echo(f"{stream}: {_describe_restored_entry(decision)}")
-        _print_next_command(stream, decision.sequence, command)
-        return
-    # Without any ledger no entry is written: the decision consists of moving the witness away.
-    if decision.archived_witness_path:
-        witness_move = f"moved to {decision.archived_witness_path}"
-        sequence = 0
-    else:
-        witness_move = "would be moved aside"
+class AcceptedLedger(CommandResult):
+    """A ledger that was restored on purpose was accepted, or would be."""
+
+    stream: str
+    decision: RestoreDecision
+
+    def to_json(self) -> dict[str, Any]:
+        """Where the witness and the ledger were, and what was written."""
+        return {
+            "stream": self.stream,
+            "witness": self.decision.witness_sequence,
+            "ledger": sequence_or_none(self.decision.ledger_sequence),
+            "because": self.decision.reason or None,
+            "sequence": sequence_or_none(self.decision.sequence),
+            "aside": self.decision.archived_witness_path or None,
+        }
+
+    def render(self) -> str:
+        """What was contradictory, what was done about it, and what follows."""
+        decision = self.decision
         sequence = decision.sequence
-    typer.echo(
-        f"{stream}: the witness {witness_move}:"
-        " the next run begins at the first offsets that Kafka has"
-    )
-    _print_next_command(stream, sequence, command)
+        if decision.ledger_sequence >= 0:
+            effect = (
+                f"{_describe_entry(sequence)}: the witness follows the ledger"
+                f" from entry {decision.witness_sequence} to {decision.ledger_sequence}"
+            )
+            lost_entries = decision.witness_sequence - decision.ledger_sequence
+            if lost_entries > 0:
+                effect += f"; {lost_entries} entries are given up"
+        else:
+            # Without any ledger no entry is written: the decision consists of moving the witness.
+            witness_move = "would be moved aside"
+            if decision.archived_witness_path:
+                witness_move = f"moved to {decision.archived_witness_path}"
+                sequence = 0
+            effect = (
+                f"the witness {witness_move}:"
+                " the next run begins at the first offsets that Kafka has"
+            )
+        next_command = _next_command(self.stream, sequence, "--restored")
+        return f"{decision.contradiction}\n{self.stream}: {effect}\n{next_command}"
 
 
-def _describe_restored_entry(decision: RestoreDecision) -> str:
-    text = (
-        f"{_describe_entry(decision.sequence)}: the witness follows the ledger"
-        f" from entry {decision.witness_sequence} to {decision.ledger_sequence}"
-    )
-    lost_entries = decision.witness_sequence - decision.ledger_sequence
-    if lost_entries > 0:
-        text += f"; {lost_entries} entries are given up"
-    return text
+class RetiredTopic(CommandResult):
+    """A topic was retired, or would be."""
 
+    stream: str
+    decision: RetireDecision
 
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(msgspec.json.encode(value).decode())
+    def to_json(self) -> dict[str, Any]:
+        """The decision, with one object for each partition."""
+        return {
+            "stream": self.stream,
+            "topic": self.decision.topic,
+            "because": self.decision.reason or None,
+            "sequence": sequence_or_none(self.decision.sequence),
+            "partitions": self._rows(),
+        }
 
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "partition": str(retired.partition),
+                "topic_id": retired.topic_id,
+                "frontier": retired.frontier,
+                "unread": retired.unread_messages,
+                "waits": retired.halt_finding or None,
+            }
+            for retired in self.decision.partitions
+        ]
 
-def _sequence_or_none(sequence: int) -> int | None:
-    """Decisions say -1 where there is no entry; JSON says null."""
-    return sequence if sequence >= 0 else None
+    def render(self) -> str:
+        """A table of the partitions, and what stays unread."""
+        rows = self._rows()
+        effect = f"{len(rows)} of {self.decision.topic} retired, state kept"
+        unread = sum(row["unread"] for row in rows)
+        if unread:
+            effect += f"; {unread} messages stay unread"
+        entry = _describe_entry(self.decision.sequence)
+        return f"{render_table(rows)}\n{self.stream}: {entry}: {effect}"
 
 
 def _describe_entry(sequence: int) -> str:
     return f"entry {sequence}" if sequence >= 0 else "nothing changed, this would be"
 
 
-def _print_next_command(stream: str, sequence: int, command: str) -> None:
+def _next_command(stream: str, sequence: int, accepted: str) -> str:
+    """What to type next: a run, or after a dry run the decision itself."""
     if sequence >= 0:
-        typer.echo(f"next: seriatim run {stream}")
-    else:
-        typer.echo(f'next: seriatim {command} --because "…"')
+        return f"next: seriatim run {stream}"
+    return f'next: seriatim accept {stream} {accepted} --because "…"'

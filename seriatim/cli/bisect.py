@@ -6,39 +6,39 @@ may contain.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import re
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from seriatim.cli import app, print_notice
+from seriatim.cli import print_json, print_notice
 from seriatim.cli.lookback import (
     From,
     InPartition,
+    LookbackCommand,
     SessionName,
     Topic,
     Until,
     open_lookback,
-    print_json,
     print_step,
     step_values,
 )
-from seriatim.cli.run import Json, StreamName
+from seriatim.cli.options import Json, StreamName
+from seriatim.engine.findings import shell_quote, shorten
 from seriatim.errors import ConfigError, IntegrityError
-
-if TYPE_CHECKING:
-    from seriatim.cli.lookback import LookbackCommand
-    from seriatim.operations.inspect.bisect import BisectResult, Invariant
-    from seriatim.operations.inspect.condition import Condition
-    from seriatim.operations.inspect.session_replay import SessionReplay
-    from seriatim.operations.inspect.tracing import TraceStep
+from seriatim.operations.inspect.bisect import INVARIANT_NAMES, Bisection, BisectResult, Invariant
+from seriatim.operations.inspect.condition import Condition, parse_condition
+from seriatim.operations.inspect.session_replay import SessionReplay
+from seriatim.operations.inspect.tracing import TraceStep
 
 FUNCTION_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 STEPS_AROUND = 3
 
 
-@app.command()
 def bisect(
     stream: StreamName,
     session: SessionName,
@@ -72,9 +72,7 @@ def bisect(
     Example: seriatim bisect demo session-00007 --invariant 'all(row.price >= 0 for row in
     state.rows)'
     """
-    from seriatim.operations.inspect.bisect import Bisection
-
-    with open_lookback(stream, json=json) as command:
+    with open_lookback(stream) as command:
         invariant_check, condition = _parse_invariant(command, invariant)
         replay, begin, end = command.open_session(session, topic, partition, start, until)
         uses_state = condition is None or "state" in condition.names
@@ -94,9 +92,6 @@ def bisect(
 
 def _parse_invariant(command: LookbackCommand, text: str) -> tuple[Invariant, Condition | None]:
     """The invariant as a check; and its condition, unless it is a function of the user."""
-    from seriatim.operations.inspect.bisect import INVARIANT_NAMES
-    from seriatim.operations.inspect.condition import parse_condition
-
     if not FUNCTION_NAME.fullmatch(text):
         condition = parse_condition(text, INVARIANT_NAMES)
         return condition.is_true, condition
@@ -119,9 +114,6 @@ def load_function(folder: str, text: str) -> Any:
 
     Only a module beside the stream file is imported; any other one is refused.
     """
-    import importlib
-    import sys
-
     module, _, name = text.partition(":")
     # At the end, so that a file beside the stream cannot hide a module of the product.
     if folder not in sys.path:
@@ -151,8 +143,6 @@ def _is_beside(folder: str, module: str) -> bool:
 
     A module that does not exist anywhere counts as beside: importing it fails with a better text.
     """
-    import importlib.util
-
     top_name = module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top_name)
@@ -224,8 +214,6 @@ def _raise_for_broken_invariant(
     command: LookbackCommand, replay: SessionReplay, result: BisectResult, invariant: str
 ) -> None:
     """End with exit code 3 if the invariant is broken, in the replay or in the saved state."""
-    from seriatim.engine.findings import shell_quote, shorten
-
     name = command.name
     short_invariant = shorten(invariant, 100)
     if result.saved_state_differs:

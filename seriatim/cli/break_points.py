@@ -16,15 +16,17 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from inspect import unwrap
 from types import CodeType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+import msgspec
 import typer
 from msgspec import Struct
 
-from seriatim.cli import print_notice
-from seriatim.cli.lookback import print_json, print_step, render_time, render_value, step_values
+from seriatim.cli import print_json, print_notice
+from seriatim.cli.lookback import print_step, render_time, render_value, step_values
 from seriatim.engine.machine import Runner, UserMachine
 from seriatim.operations.inspect.condition import Condition
+from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.tracing import (
     NAMES_AFTER_FOLD,
     SessionMessage,
@@ -33,9 +35,6 @@ from seriatim.operations.inspect.tracing import (
     condition_names_after,
 )
 from seriatim.operations.inspect.views import plain_view_of_message, state_to_plain
-
-if TYPE_CHECKING:
-    from seriatim.operations.inspect.session_replay import SessionReplay
 
 HELP = (
     "n next message · c on to the next break · s state · m message"
@@ -235,8 +234,6 @@ class Stepper:
 
 def render_state(runner: Runner, state: Any) -> str:
     """A complete state as indented JSON."""
-    import msgspec
-
     encoded = msgspec.json.encode(state_to_plain(runner, state), enc_hook=str)
     return msgspec.json.format(encoded).decode()
 

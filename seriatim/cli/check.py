@@ -1,32 +1,38 @@
 """`seriatim check`: judge committed entries that were not judged yet, by suites of expectations.
 
-Next: operations/prove/check.py does it; operations/prove/suite.py finds the suites.
+Next: operations/prove/check.py does it; operations/prove/suite_files.py finds the suites.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
-import typer
+from seriatim import config, context, stream_files
+from seriatim.cli import CommandResult, print_notice, report
+from seriatim.cli.options import Json, StreamName, load_stream
+from seriatim.cli.output import (
+    RunProgress,
+    count_of,
+    errors_among,
+    print_findings,
+    sequence_or_none,
+)
+from seriatim.context import ConnectedStream
+from seriatim.engine.findings import Finding, FindingsError, new_findings_error
+from seriatim.errors import SeriatimError
+from seriatim.ledger.model import Ledger, circuit_advice, describe_failed_range
+from seriatim.operations.prove.check import CheckResult, check_stream
+from seriatim.operations.prove.great_expectations_suites import GreatExpectations
+from seriatim.operations.prove.suite import load_suites
+from seriatim.operations.report_findings import mark_reported, unreported_findings
+from seriatim.storage.record_scan import RecordScan
+from seriatim.storage.store import open_store
+from seriatim.stream_files import StreamFile
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.run import Json, StreamName
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from seriatim.context import ConnectedStream
-    from seriatim.engine.findings import Finding
-    from seriatim.ledger.model import Ledger
-    from seriatim.operations.prove.check import CheckResult
-    from seriatim.stream_files import StreamFile
-
-
-@app.command()
-def check(stream: StreamName, json: Json = False) -> None:
+def check(stream: StreamName, _json: Json = False) -> CheckedEntries:
     """Judge the ledger entries that no check has judged yet.
 
     They are judged by the suites in expectations/. The verdict is a ledger entry of its own: good
@@ -36,47 +42,33 @@ def check(stream: StreamName, json: Json = False) -> None:
 
     Example: seriatim check demo --json
     """
-    from seriatim import stream_files
-
-    Options.json = json
-    settings = config.load_settings()
-    config.arm_crash_point(settings.crash_point)
-    check_and_report(stream_files.load_stream(stream, settings.streams), json=json)
+    return check_and_report(load_stream(stream))
 
 
-def check_and_report(file: StreamFile, *, json: bool) -> CheckResult:
-    """Check a stream and print the result. A bad verdict is printed, and then raised."""
-    from seriatim import context, stream_files
-    from seriatim.cli import output, report
-    from seriatim.operations.report_findings import mark_reported, unreported_findings
-
+def check_and_report(file: StreamFile) -> CheckedEntries:
+    """Check a stream, write the report, and print new findings and notices."""
     stream_files.refuse_unwritable_output(file)
     name = file.stream.name
-    progress = output.RunProgress(name, "records")
     open_stream = context.ConnectedStream(file, config.load_settings(), writes_records=True)
-    try:
+    with RunProgress(name, "records") as progress:
         result = check_with_suites(open_stream, progress)
-    finally:
-        progress.close()
     findings = unreported_findings(open_stream.ledger, name)
     report.write_run_report(file, result.judged_after, result.sequence)
-    output.print_findings(name, findings, json=json)
+    print_findings(name, findings)
     # Only after they were printed: a process killed in between prints them again next time.
     mark_reported(open_stream.ledger, result.ledger.sequence)
-    _print_result(name, result, findings, json=json)
-    return result
+    for note in result.notes:
+        print_notice(f"{name}: {note}", note=note)
+    checked = CheckedEntries(name, result, findings)
+    if not checked.bad_partitions():
+        print_open_circuit(result.ledger)
+    return checked
 
 
 def check_with_suites(
     open_stream: ConnectedStream, progress: Callable[[int, int], None]
 ) -> CheckResult:
     """Check a stream by its suites, with great-expectations."""
-    from seriatim.operations.prove.check import check_stream
-    from seriatim.operations.prove.great_expectations_suites import GreatExpectations
-    from seriatim.operations.prove.suite import load_suites
-    from seriatim.storage.record_scan import RecordScan
-    from seriatim.storage.store import open_store
-
     store = open_store(open_stream.stream.output.path)
     suites = load_suites(open_stream.stream, Path(open_stream.file.folder))
     checker = GreatExpectations(store)
@@ -85,8 +77,6 @@ def check_with_suites(
 
 def print_open_circuit(ledger: Ledger) -> None:
     """Print a notice if the circuit is open: what failed, and what closes it."""
-    from seriatim.ledger.model import circuit_advice, describe_failed_range
-
     if ledger.circuit != "open":
         return
     failed_ranges = "; ".join(describe_failed_range(failed) for failed in ledger.failed_ranges[:5])
@@ -100,79 +90,74 @@ def print_open_circuit(ledger: Ledger) -> None:
     )
 
 
-def _print_result(
-    stream: str, check_result: CheckResult, findings: list[Finding], *, json: bool
-) -> None:
-    """Print the result, and raise if a partition is bad or a finding is an error."""
-    from seriatim.engine.findings import new_findings_error
+class CheckedEntries(CommandResult):
+    """The verdict on entries that were not judged before."""
 
-    for note in check_result.notes:
-        print_notice(f"{stream}: {note}", note=note)
-    if json:
-        typer.echo(msgspec.json.encode(_result_values(stream, check_result, findings)).decode())
-    errors = [finding for finding in findings if finding.level == "error"]
-    _raise_for_bad_partitions(stream, check_result, errors)
-    print_open_circuit(check_result.ledger)
-    if errors:
-        raise new_findings_error(stream, errors)
-    if not json:
-        typer.echo(_describe_result(stream, check_result))
+    stream: str
+    result: CheckResult
+    findings: list[Finding]
 
+    def bad_partitions(self) -> list[str]:
+        """The partitions whose verdict is not good."""
+        verdict = self.result.verdict
+        return sorted(name for name, outcome in verdict.items() if outcome != "good")
 
-def _raise_for_bad_partitions(
-    stream: str, check_result: CheckResult, errors: list[Finding]
-) -> None:
-    from seriatim.engine.findings import FindingsError
-    from seriatim.ledger.model import circuit_advice
-
-    verdict = check_result.verdict
-    bad_partitions = sorted(name for name, outcome in verdict.items() if outcome != "good")
-    if not bad_partitions:
-        return
-    raise FindingsError(
-        f"{stream}: {len(bad_partitions)} of {len(verdict)} partitions are bad:"
-        f" {', '.join(bad_partitions[:10])}",
-        judged=f"entries {check_result.judged_after + 1} to {check_result.judged_until}",
-        checked=f"up to entry {check_result.ledger.checked}; nothing newer is published",
-        findings=errors,
-        next=circuit_advice(check_result.ledger),
-    )
-
-
-def _describe_result(stream: str, result: CheckResult) -> str:
-    checked = f"checked up to entry {result.ledger.checked}"
-    if result.sequence < 0:
-        return f"{stream}: nothing new to judge, {checked}"
-    partition_count = len(result.verdict)
-    plural = "" if partition_count == 1 else "s"
-    return (
-        f"{stream}: good: entries {result.judged_after + 1} to {result.judged_until}:"
-        f" {result.records} records in {partition_count} partition{plural},"
-        f" {len(result.evidence)} promises, {result.expectations} expectations; {checked}"
-    )
-
-
-def _result_values(stream: str, result: CheckResult, findings: list[Finding]) -> dict[str, Any]:
-    promises = [
-        {
-            "partition": str(evidence.partition),
-            "promise": evidence.promise,
-            "holds": evidence.holds,
-            "broken": evidence.broken_count,
+    def to_json(self) -> dict[str, Any]:
+        """The verdict, and what it is based on."""
+        result = self.result
+        promises = [
+            {
+                "partition": str(evidence.partition),
+                "promise": evidence.promise,
+                "holds": evidence.holds,
+                "broken": evidence.broken_count,
+            }
+            for evidence in result.evidence
+        ]
+        return {
+            "stream": self.stream,
+            "from": result.judged_after,
+            "to": result.judged_until,
+            "verdict": result.verdict,
+            "records": result.records,
+            "promises": promises,
+            "expectations": result.expectations,
+            "findings": len(self.findings),
+            "sequence": sequence_or_none(result.sequence),
+            "checked": result.ledger.checked,
+            "circuit": result.ledger.circuit,
+            "notes": result.notes,
         }
-        for evidence in result.evidence
-    ]
-    return {
-        "stream": stream,
-        "from": result.judged_after,
-        "to": result.judged_until,
-        "verdict": result.verdict,
-        "records": result.records,
-        "promises": promises,
-        "expectations": result.expectations,
-        "findings": len(findings),
-        "sequence": result.sequence if result.sequence >= 0 else None,
-        "checked": result.ledger.checked,
-        "circuit": result.ledger.circuit,
-        "notes": result.notes,
-    }
+
+    def render(self) -> str:
+        """One line if all is good. What is bad is said by the error."""
+        result = self.result
+        if self.error() is not None:
+            return ""
+        checked = f"checked up to entry {result.ledger.checked}"
+        if result.sequence < 0:
+            return f"{self.stream}: nothing new to judge, {checked}"
+        partitions = count_of(len(result.verdict), "partition")
+        return (
+            f"{self.stream}: good: entries {result.judged_after + 1} to {result.judged_until}:"
+            f" {result.records} records in {partitions},"
+            f" {len(result.evidence)} promises, {result.expectations} expectations; {checked}"
+        )
+
+    def error(self) -> SeriatimError | None:
+        """Bad partitions, or findings that are errors."""
+        result = self.result
+        errors = errors_among(self.findings)
+        bad_partitions = self.bad_partitions()
+        if bad_partitions:
+            return FindingsError(
+                f"{self.stream}: {len(bad_partitions)} of {len(result.verdict)} partitions are bad:"
+                f" {', '.join(bad_partitions[:10])}",
+                judged=f"entries {result.judged_after + 1} to {result.judged_until}",
+                checked=f"up to entry {result.ledger.checked}; nothing newer is published",
+                findings=errors,
+                next=circuit_advice(result.ledger),
+            )
+        if errors:
+            return new_findings_error(self.stream, errors)
+        return None

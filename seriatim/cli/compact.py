@@ -5,19 +5,17 @@ Next: operations/compact.py does it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.accept import DryRun
-from seriatim.cli.run import Json, StreamName
-from seriatim.errors import IntegrityError
-
-if TYPE_CHECKING:
-    from seriatim.operations.compact import CompactionPiece, CompactResult
+from seriatim import config, context, stream_files
+from seriatim.cli import CommandResult, print_notice
+from seriatim.cli.options import DryRun, Json, StreamName, load_stream
+from seriatim.cli.output import RunProgress, print_derived_error, render_table, sequence_or_none
+from seriatim.engine.offsets import Partition
+from seriatim.errors import IntegrityError, SeriatimError
+from seriatim.operations.compact import CompactionPiece, CompactResult, compact_stream
 
 COLUMNS = [
     "topic",
@@ -33,15 +31,14 @@ COLUMNS = [
 DAMAGED_FILES_SHOWN = 10
 
 
-@app.command()
 def compact(
     stream: StreamName,
     partition: Annotated[
         str, typer.Option(metavar="TOPIC/NUMBER", help="Compact this partition only.")
     ] = "",
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> CompactedStream:
     """Join small files, and delete outdated ones.
 
     No record changes. State files are merged. Record files are joined up to about
@@ -53,113 +50,100 @@ def compact(
 
     Example: seriatim compact demo --dry-run
     """
-    from seriatim import context, stream_files
-    from seriatim.cli.output import RunProgress
-    from seriatim.engine.offsets import Partition
-    from seriatim.operations.compact import compact_stream
-
-    Options.json = json
-    settings = config.load_settings()
-    file = stream_files.load_stream(stream, settings.streams)
-    config.arm_crash_point(settings.crash_point)
+    file = load_stream(stream)
+    name = file.stream.name
     # A dry run only reads, so a user without the right to write may see the plan.
     if not dry_run:
         stream_files.refuse_unwritable_output(file)
-    only_partition = Partition.parse(partition) if partition else None
-    progress = RunProgress(file.stream.name, "bytes")
-    try:
+    with RunProgress(name, "bytes") as progress:
         result = compact_stream(
-            context.ConnectedStream(file, settings),
-            only_partition,
+            context.ConnectedStream(file, config.load_settings()),
+            Partition.parse(partition) if partition else None,
             dry_run=dry_run,
             progress=progress,
         )
-    finally:
-        progress.close()
-    _print_result(file.stream.name, result, dry_run=dry_run, json=json)
-    _raise_for_damage(file.stream.name, result)
+    for held_partition in map(str, result.held_partitions):
+        print_notice(f"{name} {held_partition}: left out, a repair holds it", held=held_partition)
+    print_derived_error(name, result.derived_error)
+    return CompactedStream(name, result, dry_run)
 
 
-def _piece_row(piece: CompactionPiece, *, dry_run: bool) -> dict[str, Any]:
-    if piece.drop_reason:
-        files_after = 0
-    elif dry_run:
-        files_after = len(piece.groups) or 1  # a merge of state has no groups, and gives one file
-    else:
-        files_after = piece.files_after
-    return {
-        "topic": piece.partition.topic,
-        "partition": piece.partition.number,
-        "what": "records" if piece.groups else "state",
-        "files": len(piece.inputs),
-        "bytes": piece.bytes_before,
-        "into": files_after,
-        "bytes_after": None if dry_run else piece.bytes_after,
-        "entry": None if piece.sequence < 0 else piece.sequence,
-        "dropped": piece.drop_reason,
-        "refused": piece.damaged_inputs,
-    }
+class CompactedStream(CommandResult):
+    """The files that were joined and deleted, or would be."""
 
+    stream: str
+    result: CompactResult
+    dry_run: bool
 
-def _print_result(stream: str, result: CompactResult, *, dry_run: bool, json: bool) -> None:
-    from seriatim.cli import output
-
-    rows = [_piece_row(piece, dry_run=dry_run) for piece in result.pieces]
-    held_partitions = [str(partition) for partition in result.held_partitions]
-    if json:
-        values = {
-            "stream": stream,
+    def to_json(self) -> dict[str, Any]:
+        """The counts, with one object for each piece of work."""
+        result = self.result
+        return {
+            "stream": self.stream,
             "sequence": result.sequence,
-            "pieces": rows,
-            "held": held_partitions,
-            "dry_run": dry_run,
+            "pieces": self._rows(),
+            "held": [str(partition) for partition in result.held_partitions],
+            "dry_run": self.dry_run,
             "swept": {"replaced": result.swept_replaced_files, "orphans": result.swept_orphans},
         }
-        typer.echo(msgspec.json.encode(values).decode())
-    else:
-        _print_summary(stream, result, rows, dry_run=dry_run)
-    for partition in held_partitions:
-        print_notice(f"{stream} {partition}: left out, a repair holds it", held=partition)
-    if result.derived_error:
-        output.print_derived_error(stream, result.derived_error, json=json)
 
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "topic": piece.partition.topic,
+                "partition": piece.partition.number,
+                "what": "records" if piece.groups else "state",
+                "files": len(piece.inputs),
+                "bytes": piece.bytes_before,
+                "into": self._files_after(piece),
+                "bytes_after": None if self.dry_run else piece.bytes_after,
+                "entry": sequence_or_none(piece.sequence),
+                "dropped": piece.drop_reason,
+                "refused": piece.damaged_inputs,
+            }
+            for piece in self.result.pieces
+        ]
 
-def _print_summary(
-    stream: str, result: CompactResult, rows: list[dict[str, Any]], *, dry_run: bool
-) -> None:
-    from seriatim.cli import output
+    def _files_after(self, piece: CompactionPiece) -> int:
+        if piece.drop_reason:
+            return 0
+        if self.dry_run:
+            return len(piece.groups) or 1  # a merge of state has no groups, and gives one file
+        return piece.files_after
 
-    if rows:
-        output.print_table(COLUMNS, rows)
-    joined_rows = [row for row in rows if not row["dropped"]]
-    files_before = sum(row["files"] for row in joined_rows)
-    files_after = sum(row["into"] for row in joined_rows)
-    facts = ["no files are worth joining"]
-    if files_before:
-        verb = "would become" if dry_run else "became"
-        facts = [f"{files_before} files {verb} {files_after}"]
-    if result.swept_replaced_files:
-        verb = "would go" if dry_run else "went"
-        facts.append(f"{result.swept_replaced_files} replaced files {verb}")
-    if result.swept_orphans:
-        facts.append(f"{result.swept_orphans} orphans went")
-    typer.echo(f"{stream}: {', '.join(facts)}; ledger at entry {result.sequence}")
+    def render(self) -> str:
+        """A table of the pieces, and the counts on one line."""
+        result = self.result
+        rows = self._rows()
+        joined_rows = [row for row in rows if not row["dropped"]]
+        files_before = sum(row["files"] for row in joined_rows)
+        files_after = sum(row["into"] for row in joined_rows)
+        facts = ["no files are worth joining"]
+        if files_before:
+            verb = "would become" if self.dry_run else "became"
+            facts = [f"{files_before} files {verb} {files_after}"]
+        if result.swept_replaced_files:
+            verb = "would go" if self.dry_run else "went"
+            facts.append(f"{result.swept_replaced_files} replaced files {verb}")
+        if result.swept_orphans:
+            facts.append(f"{result.swept_orphans} orphans went")
+        summary = f"{self.stream}: {', '.join(facts)}; ledger at entry {result.sequence}"
+        return f"{render_table(rows, COLUMNS)}\n{summary}" if rows else summary
 
-
-def _raise_for_damage(stream: str, result: CompactResult) -> None:
-    """Raise if files are damaged: the error names them and the command that repairs them."""
-    damaged_partitions = []
-    damages_by_path = {}
-    for piece in result.pieces:
-        if piece.damaged_inputs:
-            damaged_partitions.append(piece.partition)
-            damages_by_path.update(piece.damaged_inputs)
-    if not damages_by_path:
-        return
-    damages = list(damages_by_path.values())[:DAMAGED_FILES_SHOWN]
-    raise IntegrityError(
-        f"{stream}: {len(damages_by_path)} damaged files were not touched,"
-        " and neither were their neighbours",
-        files="\n".join(str(damage) for damage in damages),
-        next=f"seriatim repair {stream} --partition {damaged_partitions[0]}",
-    )
+    def error(self) -> SeriatimError | None:
+        """Damaged files: the error names them and the command that repairs them."""
+        damaged_partitions = []
+        damages_by_path = {}
+        for piece in self.result.pieces:
+            if piece.damaged_inputs:
+                damaged_partitions.append(piece.partition)
+                damages_by_path.update(piece.damaged_inputs)
+        if not damages_by_path:
+            return None
+        damages = list(damages_by_path.values())[:DAMAGED_FILES_SHOWN]
+        return IntegrityError(
+            f"{self.stream}: {len(damages_by_path)} damaged files were not touched,"
+            " and neither were their neighbours",
+            files="\n".join(str(damage) for damage in damages),
+            next=f"seriatim repair {self.stream} --partition {damaged_partitions[0]}",
+        )

@@ -6,22 +6,23 @@ Next: operations/inspect/diff.py compares; cli/replay_range.py writes the output
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from msgspec import Struct
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.lookback import print_json, render_value
-from seriatim.cli.run import Json, require_run_head
+from seriatim import config, context, stream_files
+from seriatim.cli import print_json, print_notice
+from seriatim.cli.lookback import render_value
+from seriatim.cli.options import Json, require_run_head
+from seriatim.cli.output import RunProgress
 from seriatim.engine.findings import shell_quote
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError, IntegrityError
-
-if TYPE_CHECKING:
-    from seriatim.operations.inspect.diff import DiffResult, RecordDifference
-    from seriatim.storage.record_query import RecordQuery
+from seriatim.operations.inspect.diff import DiffResult, RecordDifference, diff_records
+from seriatim.storage import scratch
+from seriatim.storage.record_query import RecordQuery
+from seriatim.storage.store import open_store
 
 OUTPUT_HELP = "A stream, or a folder that `seriatim replay … --to` wrote."
 LeftOutput = Annotated[str, typer.Argument(metavar="LEFT", help=OUTPUT_HELP)]
@@ -39,7 +40,6 @@ class ComparedOutput(Struct):
     """The stream whose messages these are; empty if a replay's folder does not say it."""
 
 
-@app.command()
 def diff(left_output: LeftOutput, right_output: RightOutput, json: Json = False) -> None:
     """Compare the records of two outputs, offset by offset.
 
@@ -49,10 +49,6 @@ def diff(left_output: LeftOutput, right_output: RightOutput, json: Json = False)
 
     Example: seriatim diff demo /tmp/again
     """
-    from seriatim.cli.output import RunProgress
-    from seriatim.operations.inspect.diff import diff_records
-
-    Options.json = json
     left = _open_output(left_output)
     right = _open_output(right_output)
     progress = RunProgress("diff", "offsets")
@@ -75,10 +71,6 @@ def diff(left_output: LeftOutput, right_output: RightOutput, json: Json = False)
 
 def _open_output(name: str) -> ComparedOutput:
     """Open the folder of a replay, or the output of a stream."""
-    from seriatim.storage import scratch
-    from seriatim.storage.record_query import RecordQuery
-    from seriatim.storage.store import open_store
-
     folder = config.expand_user(Path(name), name, "give the name of a stream, or a folder")
     store = open_store(str(folder))
     if store.size(scratch.MANIFEST_FILE) is not None:
@@ -97,9 +89,6 @@ def _open_output(name: str) -> ComparedOutput:
 
 
 def _open_stream_output(name: str) -> ComparedOutput:
-    from seriatim import context, stream_files
-    from seriatim.storage.record_query import RecordQuery
-    from seriatim.storage.store import open_store
 
     file = stream_files.load_stream(name, config.load_settings().streams)
     stream = file.stream

@@ -7,23 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import app
+from seriatim import clock, config, context, stream_files
+from seriatim.config import Settings
+from seriatim.embedded.doctor import DoctorCheck, run_checks
 from seriatim.errors import SeriatimError
-
-if TYPE_CHECKING:
-    from seriatim.config import Settings
-    from seriatim.embedded.doctor import DoctorCheck
+from seriatim.ledger.model import Ledger
+from seriatim.operations.retention import short_retention
 
 NAME_WIDTH = 14
 
 
-@app.command()
 def doctor(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per check.")] = False,
 ) -> None:
@@ -35,8 +33,6 @@ def doctor(
 
     Example: seriatim doctor
     """
-    from seriatim.embedded.doctor import run_checks
-
     settings = config.load_settings()
     is_missing = False
     # Each check is printed as soon as it is made, since some of them take seconds.
@@ -56,12 +52,6 @@ def check_retention(settings: Settings) -> Iterator[DoctorCheck]:
 
     There is one result for each topic that does not, or one good result if all do.
     """
-    from seriatim import context, stream_files
-    from seriatim.clock import WallClock
-    from seriatim.embedded.doctor import DoctorCheck
-    from seriatim.ledger.model import Ledger
-    from seriatim.operations.retention import short_retention
-
     has_warned = False
     checked_streams = 0
     for name in stream_files.list_streams(settings.streams):
@@ -72,7 +62,7 @@ def check_retention(settings: Settings) -> Iterator[DoctorCheck]:
             continue
         try:
             short_topics = short_retention(
-                file.stream, context.log(file, settings), Ledger(stream=name), WallClock()
+                file.stream, context.log(file, settings), Ledger(stream=name), clock.WallClock()
             )
         except SeriatimError as error:
             yield _failed_retention_check(name, error)
@@ -86,7 +76,6 @@ def check_retention(settings: Settings) -> Iterator[DoctorCheck]:
 
 
 def _failed_retention_check(stream: str, error: SeriatimError) -> DoctorCheck:
-    from seriatim.embedded.doctor import DoctorCheck
 
     description = f"{stream}: not looked at: {error.message}"
     return DoctorCheck("retention", False, False, description, error.next)

@@ -5,32 +5,36 @@ Next: operations/inspect/explain.py finds them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from seriatim.cli import app, print_notice
+from seriatim.cli import output, print_json, print_notice
 from seriatim.cli.lookback import (
+    LookbackCommand,
     Topic,
     check_session_name,
     open_lookback,
-    print_json,
     render_time,
     render_value,
     shorten_text,
 )
-from seriatim.cli.run import Json, StreamName
+from seriatim.cli.options import Json, StreamName
 from seriatim.engine.records import LAST_RECORD_COLUMNS
 from seriatim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from seriatim.cli.lookback import LookbackCommand
-    from seriatim.operations.inspect.explain import RowExplanation, RowTouch
+from seriatim.operations.inspect.explain import (
+    RowExplainer,
+    RowExplanation,
+    RowTouch,
+    parse_row_key,
+    records_by_session,
+)
+from seriatim.storage.record_query import RecordQuery
+from seriatim.storage.store import open_store
 
 SESSIONS_SHOWN_MAX = 20
 
 
-@app.command()
 def explain(
     stream: StreamName,
     row: Annotated[
@@ -61,11 +65,7 @@ def explain(
 
     Example: seriatim explain demo --row b --session session-00007
     """
-    from seriatim.operations.inspect.explain import RowExplainer, parse_row_key, records_by_session
-    from seriatim.storage.record_query import RecordQuery
-    from seriatim.storage.store import open_store
-
-    with open_lookback(stream, json=json) as command:
+    with open_lookback(stream) as command:
         row_key = parse_row_key(command.runner, row)
         store = open_store(command.file.stream.output.path)
         query = RecordQuery(store, command.name, version=command.head.token.version())
@@ -104,8 +104,6 @@ def _print_sessions(
     command: LookbackCommand, records_by_session: dict[Any, list[Any]], *, json: bool
 ) -> None:
     """List the sessions that have the row, so that the person can choose one."""
-    from seriatim.cli import output
-
     rows = []
     for (topic, number, _, session), records in records_by_session.items():
         rows.append(

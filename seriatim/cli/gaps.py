@@ -8,19 +8,25 @@ Next: operations/followers.py and operations/release.py do it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.accept import Because, DryRun, require_reason
-from seriatim.cli.run import Json, StreamName, require_run_head
-
-if TYPE_CHECKING:
-    from seriatim.operations.release import SessionRelease
-    from seriatim.ports import OpenStream
+from seriatim import config, context
+from seriatim.cli import CommandResult, print_notice
+from seriatim.cli.options import (
+    Because,
+    DryRun,
+    Json,
+    StreamName,
+    load_stream,
+    require_reason,
+    require_run_head,
+)
+from seriatim.cli.output import count_of, print_derived_error, render_table
+from seriatim.operations.followers import catch_up_after_run, catch_up_derived, read_gaps
+from seriatim.operations.release import SessionRelease, release_session
 
 COLUMNS = [
     "topic",
@@ -45,17 +51,15 @@ Topic = Annotated[
 quarantine = typer.Typer(
     name="quarantine", help="Take sessions out of quarantine by hand.", no_args_is_help=True
 )
-app.add_typer(quarantine)
 
 
-@app.command()
 def gaps(
     stream: StreamName,
     only_open: Annotated[
         bool, typer.Option("--open", help="List only gaps that are not closed yet.")
     ] = False,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> CommandResult:
     """List the gaps: output that must not be trusted.
 
     Each gap has its offsets, its session (none means all sessions), its finding, and how it was
@@ -64,29 +68,41 @@ def gaps(
 
     Example: seriatim gaps demo --open
     """
-    from seriatim import context, stream_files
-    from seriatim.operations.followers import read_gaps
-
-    Options.json = json
-    file = stream_files.load_stream(stream, config.load_settings().streams)
+    file = load_stream(stream)
     name = file.stream.name
     ledger_store = context.ledger(file)
-    derived_store = context.derived_tables(file)
     ledger = require_run_head(ledger_store, name).ledger
     # The table `gaps` may be behind the ledger; `read_gaps` adds what it does not have yet.
-    gap_rows = [gap.to_row() for gap in read_gaps(ledger_store, derived_store, ledger)]
+    gap_rows = [
+        gap.to_row() for gap in read_gaps(ledger_store, context.derived_tables(file), ledger)
+    ]
     open_rows = [row for row in gap_rows if row["closed"] is None]
     rows = open_rows if only_open else gap_rows
-    if json:
-        _print_json({"stream": name, "sequence": ledger.sequence, "gaps": rows})
-        return
-    _print_gaps(rows)
-    counts = _describe_counts(len(rows), len(open_rows))
-    typer.echo(f"{name}: {counts}, as of entry {ledger.sequence}")
+    return GapList(name, ledger.sequence, rows)
 
 
-@app.command()
-def rebuild(stream: StreamName, json: Json = False) -> None:
+class GapList(CommandResult):
+    """The gaps of a stream, as of an entry of the ledger."""
+
+    stream: str
+    sequence: int
+    gaps: list[dict[str, Any]]
+
+    def render(self) -> str:
+        """A table of the gaps, and how many are open."""
+        open_count = 0
+        rows = []
+        for gap in self.gaps:
+            open_count += gap["closed"] is None
+            # A gap without a session concerns all sessions of its partition.
+            session = "(all)" if gap["session"] is None else gap["session"]
+            rows.append({**gap, "session": session})
+        counts = f"{count_of(len(rows), 'gap')}, {open_count} open"
+        summary = f"{self.stream}: {counts}, as of entry {self.sequence}"
+        return f"{render_table(rows, COLUMNS)}\n{summary}" if rows else summary
+
+
+def rebuild(stream: StreamName, _json: Json = False) -> CommandResult:
     """Make the tables `gaps` and `quarantine` again.
 
     They are made from the first entry of the ledger on. Runs keep these tables up to date by
@@ -95,21 +111,25 @@ def rebuild(stream: StreamName, json: Json = False) -> None:
 
     Example: seriatim rebuild demo
     """
-    from seriatim import context, stream_files
-    from seriatim.operations.followers import catch_up_derived
-
-    Options.json = json
-    file = stream_files.load_stream(stream, config.load_settings().streams)
+    file = load_stream(stream)
     name = file.stream.name
     ledger_store = context.ledger(file)
     ledger = require_run_head(ledger_store, name).ledger
     entry_count = ledger.sequence + 1
     print_notice(f"{name}: reading {entry_count} entries", entries=entry_count)
     catch_up_derived(ledger_store, context.derived_tables(file), ledger, rebuild=True)
-    if json:
-        _print_json({"stream": name, "sequence": ledger.sequence})
-    else:
-        typer.echo(f"{name}: gaps and quarantine are as of entry {ledger.sequence}")
+    return RebuiltTables(name, ledger.sequence)
+
+
+class RebuiltTables(CommandResult):
+    """The tables `gaps` and `quarantine` were made again."""
+
+    stream: str
+    sequence: int
+
+    def render(self) -> str:
+        """The entry that they are as of."""
+        return f"{self.stream}: gaps and quarantine are as of entry {self.sequence}"
 
 
 @quarantine.command()
@@ -119,8 +139,8 @@ def release(
     because: Because = "",
     topic: Topic = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> CommandResult:
     """Take a session out of quarantine by hand.
 
     The next messages of the session apply to its last good state. The messages that came during
@@ -133,72 +153,42 @@ def release(
     Example: seriatim quarantine release demo session-00007 --because "the producer sends the row
     again"
     """
-    from seriatim import context, stream_files
-    from seriatim.operations.release import release_session
-
-    Options.json = json
-    settings = config.load_settings()
-    config.arm_crash_point(settings.crash_point)
     require_reason(because, dry_run=dry_run)
-    file = stream_files.load_stream(stream, settings.streams)
+    file = load_stream(stream)
     name = file.stream.name
-    open_stream = context.ConnectedStream(file, settings, writes_records=True)
+    open_stream = context.ConnectedStream(file, config.load_settings(), writes_records=True)
     decision = release_session(open_stream, session, because, topic, dry_run=dry_run)
     if not dry_run:
-        _catch_up_derived(open_stream, json=json)
-    if json:
-        _print_json(_released_values(name, decision, dry_run=dry_run))
-    else:
-        _print_released(name, session, decision, dry_run=dry_run)
+        ledger = require_run_head(open_stream.ledger, name).ledger
+        print_derived_error(
+            name, catch_up_after_run(open_stream.ledger, open_stream.derived, ledger)
+        )
+    return ReleasedSession(name, decision, dry_run)
 
 
-def _catch_up_derived(open_stream: OpenStream, *, json: bool) -> None:
-    """Bring the derived tables up to the decision. Trouble with that is printed only."""
-    from seriatim.cli import output
-    from seriatim.operations.followers import catch_up_after_run
+class ReleasedSession(CommandResult):
+    """A session was taken out of quarantine, or would be."""
 
-    name = open_stream.stream.name
-    ledger = require_run_head(open_stream.ledger, name).ledger
-    trouble = catch_up_after_run(open_stream.ledger, open_stream.derived, ledger)
-    if trouble:
-        output.print_derived_error(name, trouble, json=json)
+    stream: str
+    decision: SessionRelease
+    dry_run: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """The decision."""
+        return {
+            **msgspec.to_builtins(self.decision),
+            "partition": str(self.decision.partition),
+            "stream": self.stream,
+            "sequence": None if self.dry_run else self.decision.sequence,
+        }
 
-def _released_values(stream: str, decision: SessionRelease, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        **msgspec.to_builtins(decision),
-        "partition": str(decision.partition),
-        "stream": stream,
-        "sequence": None if dry_run else decision.sequence,
-    }
-
-
-def _print_released(stream: str, session: str, decision: SessionRelease, *, dry_run: bool) -> None:
-    effect = "would be released" if dry_run else f"released by entry {decision.sequence}"
-    typer.echo(
-        f"{stream}: {session} {effect}: in {decision.partition} since offset {decision.offset}"
-        f" ({decision.finding}); messages from offset {decision.frontier} on apply to it again,"
-        " those that came during the quarantine do not"
-    )
-
-
-def _describe_counts(gap_count: int, open_count: int) -> str:
-    plural = "" if gap_count == 1 else "s"
-    return f"{gap_count} gap{plural}, {open_count} open"
-
-
-def _print_gaps(rows: list[dict[str, Any]]) -> None:
-    from seriatim.cli import output
-
-    if not rows:
-        return
-    shown_rows = []
-    for row in rows:
-        # A gap without a session concerns all sessions of its partition.
-        session = "(all)" if row["session"] is None else row["session"]
-        shown_rows.append({**row, "session": session})
-    output.print_table(COLUMNS, shown_rows)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(msgspec.json.encode(value).decode())
+    def render(self) -> str:
+        """What was released, and which messages apply from now on."""
+        decision = self.decision
+        effect = "would be released" if self.dry_run else f"released by entry {decision.sequence}"
+        return (
+            f"{self.stream}: {decision.session} {effect}: in {decision.partition}"
+            f" since offset {decision.offset} ({decision.finding}); messages from offset"
+            f" {decision.frontier} on apply to it again,"
+            " those that came during the quarantine do not"
+        )

@@ -11,12 +11,12 @@ from typing import Annotated
 import typer
 
 from seriatim import config
-from seriatim.cli import app, print_notice
+from seriatim.cli import print_notice
+from seriatim.embedded import jars as cache
 
 jars = typer.Typer(
     help="Fetch the JARs that Spark and the embedded broker need.", no_args_is_help=True
 )
-app.add_typer(jars, name="jars")
 
 
 @jars.command()
@@ -35,8 +35,6 @@ def fetch(
 
     Example: seriatim jars fetch --group spark
     """
-    from seriatim.embedded import jars as cache
-
     settings = config.load_settings()
     groups = group
     if not groups:
@@ -56,8 +54,6 @@ def lock(
 
     Example: seriatim jars lock
     """
-    from seriatim.embedded import jars as cache
-
     text = cache.make_lock(config.load_settings(), print_notice)
     path = output or cache.LOCK_FILE
     path.write_text(text)

@@ -11,11 +11,11 @@ import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import app, print_notice
+from seriatim.cli import print_notice
+from seriatim.embedded import broker, properties
 from seriatim.errors import PlatformError
 
 kafka = typer.Typer(help="Start and stop the embedded Kafka broker.", no_args_is_help=True)
-app.add_typer(kafka, name="kafka")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -44,8 +44,6 @@ def start(
 
     Example: seriatim kafka start --port 9092 --set log.retention.hours=1
     """
-    from seriatim.embedded import broker, properties
-
     overrides = properties.parse_overrides(settings or [])
     home = config.load_settings().home
     program = broker.find_kafka_program(config.load_settings(), print_notice)
@@ -61,8 +59,6 @@ def stop() -> None:
 
     Example: seriatim kafka stop
     """
-    from seriatim.embedded import broker
-
     has_stopped = broker.stop_broker(config.load_settings().home, print_notice)
     typer.echo("stopped" if has_stopped else "no broker was running")
 
@@ -75,8 +71,6 @@ def status(json: Json = False) -> None:
 
     Example: seriatim kafka status --json
     """
-    from seriatim.embedded import broker
-
     home = config.load_settings().home
     running_broker = broker.broker_status(home)
     if running_broker is None:

@@ -12,25 +12,28 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
+import pyarrow as pa
 import typer
 from msgspec import Struct
 
-from seriatim import config
+from seriatim import config, context, stream_files
 from seriatim.cli import Options, print_notice
-from seriatim.cli.run import require_run_head
+from seriatim.cli.options import require_run_head
+from seriatim.cli.output import RunProgress
+from seriatim.context import ConnectedStream
+from seriatim.engine.findings import shorten
+from seriatim.engine.machine import Runner
+from seriatim.engine.messages import Poison
+from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from seriatim.context import ConnectedStream
-    from seriatim.engine.machine import Runner
-    from seriatim.engine.offsets import Partition
-    from seriatim.ledger.manifests import LedgerHead
-    from seriatim.operations.inspect.session_replay import SessionReplay
-    from seriatim.operations.inspect.tracing import TraceStep
-    from seriatim.stream_files import StreamFile
+from seriatim.ledger.manifests import LedgerHead
+from seriatim.operations.inspect.session_replay import SessionReplay, find_session
+from seriatim.operations.inspect.tracing import TraceStep
+from seriatim.operations.inspect.views import diff_states, plain_view_of_message
+from seriatim.stream_files import StreamFile
 
 
 def check_session_name(name: str | None) -> str | None:
@@ -109,9 +112,6 @@ class LookbackCommand(Struct, frozen=True):
         self, session: str, topic: str | None, partition: str | None
     ) -> tuple[Partition, int]:
         """The session's partition, and the first offset known to be the session's own, or -1."""
-        from seriatim.engine.offsets import Partition
-        from seriatim.operations.inspect.session_replay import find_session
-
         chosen_partition = None
         if partition is not None:
             chosen_partition = Partition.parse(partition)
@@ -126,8 +126,6 @@ class LookbackCommand(Struct, frozen=True):
 
     def session_replay(self, partition: Partition, session: str) -> SessionReplay:
         """A replay of one session; it has not begun yet."""
-        from seriatim.operations.inspect.session_replay import SessionReplay
-
         return SessionReplay(self.open_stream, self.head, partition, session, self.progress)
 
     def open_session(
@@ -209,7 +207,6 @@ class DelayedProgress:
     """Progress that stays silent for the first two seconds."""
 
     def __init__(self, stream: str) -> None:
-        from seriatim.cli.output import RunProgress
 
         self.began_seconds = time.monotonic()
         self.progress = RunProgress(stream, "offsets")
@@ -228,11 +225,8 @@ class DelayedProgress:
 
 
 @contextmanager
-def open_lookback(stream: str, *, json: bool) -> Iterator[LookbackCommand]:
+def open_lookback(stream: str) -> Iterator[LookbackCommand]:
     """Open a stream to look back at it. A stream that was never run is refused."""
-    from seriatim import context, stream_files
-
-    Options.json = json
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
     open_stream = context.ConnectedStream(file, settings)
@@ -271,8 +265,6 @@ def block_pandas_import() -> None:
     finder: Any = _PandasBlocker()
     sys.meta_path.insert(0, finder)
     try:
-        import pyarrow as pa
-
         pa.array([""])
     finally:
         sys.meta_path.remove(finder)
@@ -308,15 +300,8 @@ def render_time(ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON object on a line of its own."""
-    typer.echo(msgspec.json.encode(value, enc_hook=str).decode())
-
-
 def shorten_text(text: str | None, length: int = 400) -> str:
     """A text of limited length, without characters that a terminal would act on."""
-    from seriatim.engine.findings import shorten
-
     return shorten(text, length)
 
 
@@ -348,8 +333,6 @@ def step_values(runner: Runner, step: TraceStep, frontier: int) -> dict[str, Any
 
 def change_values(runner: Runner, before: Any, after: Any) -> list[dict[str, Any]]:
     """What differs between two states of a session, as plain values."""
-    from seriatim.operations.inspect.views import diff_states
-
     return [
         {"what": change.what, "before": change.before, "after": change.after}
         for change in diff_states(runner, before, after)
@@ -358,9 +341,6 @@ def change_values(runner: Runner, before: Any, after: Any) -> list[dict[str, Any
 
 def message_values(runner: Runner, step: TraceStep) -> Any:
     """A message as plain values; one that cannot be decoded, also as raw text."""
-    from seriatim.engine.messages import Poison
-    from seriatim.operations.inspect.views import plain_view_of_message
-
     values = plain_view_of_message(runner, step.message, step.raw)
     # A message of a user may have a field `poison`, so the type decides.
     if not isinstance(step.message, Poison):

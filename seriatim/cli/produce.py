@@ -6,18 +6,16 @@ Next: demo/generator.py makes the messages; demo/producer.py sends them.
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from seriatim import config
-from seriatim.cli import app, print_notice
-
-if TYPE_CHECKING:
-    from seriatim.demo.producer import SnapshotRequestListener
+from seriatim import config, context
+from seriatim.cli import print_notice
+from seriatim.demo.generator import CollectionPoints, DemoFault, inject_faults
+from seriatim.demo.producer import SnapshotRequestListener, create_topics, send_messages
 
 produce = typer.Typer(help="Send sample data to Kafka.", no_args_is_help=True)
-app.add_typer(produce, name="produce")
 
 
 @produce.command()
@@ -58,10 +56,6 @@ def demo(
 
     Example: seriatim produce demo --messages 50000 --fault drop:1000 --fault poison:2000
     """
-    from seriatim import context
-    from seriatim.demo.generator import CollectionPoints, DemoFault, inject_faults
-    from seriatim.demo.producer import SnapshotRequestListener, create_topics, send_messages
-
     topic_names = [f"{prefix}-{chr(ord('a') + i)}" for i in range(topics)]
     faults = [DemoFault.parse(text) for text in fault or []]
     client = context.kafka_client(config.load_settings())

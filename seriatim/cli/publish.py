@@ -5,25 +5,22 @@ Next: operations/publish.py does it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.accept import DryRun
-from seriatim.cli.run import Json, StreamName
+from seriatim import context, stream_files
+from seriatim.cli import CommandResult, print_notice
+from seriatim.cli.check import print_open_circuit
+from seriatim.cli.options import DryRun, Json, StreamName, load_stream
+from seriatim.cli.output import RunProgress, count_of, render_table, sequence_or_none
 from seriatim.errors import ConfigError
+from seriatim.ledger.commit import read_head
+from seriatim.operations.followers import catch_up_outputs
+from seriatim.operations.publish import PublishResult, changes_since, publish_current
+from seriatim.ports import LedgerStore
+from seriatim.stream_files import StreamFile
 
-if TYPE_CHECKING:
-    from seriatim.ledger.current_rows import PartitionCatchUp
-    from seriatim.operations.publish import PublishResult
-    from seriatim.ports import LedgerStore
-    from seriatim.stream_files import StreamFile
-
-COLUMNS = ["topic", "partition", "from", "until", "epoch", "records", "anew"]
 SinceEntry = Annotated[
     int | None,
     typer.Option(
@@ -32,7 +29,6 @@ SinceEntry = Annotated[
 ]
 
 
-@app.command()
 def publish(
     stream: StreamName,
     sequence: Annotated[
@@ -56,8 +52,8 @@ def publish(
     ] = False,
     since: SinceEntry = None,
     dry_run: DryRun = False,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> PublishedEntry | None:
     """Bring the table `current` to the last checked entry.
 
     This is one commit. `current` has the rows of each session as they are now. Its readers never
@@ -67,32 +63,23 @@ def publish(
 
     Example: seriatim publish demo
     """
-    from seriatim import stream_files
-
-    Options.json = json
-    settings = config.load_settings()
-    config.arm_crash_point(settings.crash_point)
     if unchecked and sequence is not None:
         raise ConfigError("--unchecked and --sequence are two answers", next="give one of them")
-    file = stream_files.load_stream(stream, settings.streams)
+    file = load_stream(stream)
     if if_keyed and stream_files.load_runner(file).row_key_spec is None:
-        _print_without_key(file.stream.name)
-        return
-    publish_stream(
+        print_notice(
+            f"{file.stream.name}: its records name no key,"
+            " so there is no table `current` to bring up",
+            changed=False,
+        )
+        return None
+    return publish_stream(
         file,
         sequence=sequence,
         since=since,
         unchecked=unchecked,
         rebuild=rebuild,
         dry_run=dry_run,
-        json=json,
-    )
-
-
-def _print_without_key(stream: str) -> None:
-    print_notice(
-        f"{stream}: its records name no key, so there is no table `current` to bring up",
-        changed=False,
     )
 
 
@@ -104,13 +91,8 @@ def publish_stream(
     unchecked: bool = False,
     rebuild: bool = False,
     dry_run: bool = False,
-    json: bool,
-) -> None:
-    """Publish a stream and print what was done. Going back to an earlier entry is refused."""
-    from seriatim import context, stream_files
-    from seriatim.cli import output
-    from seriatim.operations.publish import changes_since, publish_current
-
+) -> PublishedEntry:
+    """Publish a stream. Going back to an earlier entry is refused."""
     name = file.stream.name
     ledger_store = context.ledger(file, with_schema=True)
     if not dry_run:
@@ -120,8 +102,7 @@ def publish_stream(
     target_sequence = sequence
     if sequence is None and not unchecked:
         target_sequence = _last_checked_sequence(ledger_store, name)
-    progress = output.RunProgress(name, "records")
-    try:
+    with RunProgress(name, "records") as progress:
         result = publish_current(
             name,
             ledger_store,
@@ -131,33 +112,20 @@ def publish_stream(
             dry_run=dry_run,
             progress=progress,
         )
-    finally:
-        progress.close()
     # Not an error without --sequence: another run may have published further meanwhile.
     if sequence is not None and result.sequence > sequence:
-        raise _earlier_entry_error(name, sequence, result.sequence)
+        raise ConfigError(
+            f"{name}: current is as of entry {result.sequence} already, past {sequence}",
+            next=f"`seriatim publish {name} --rebuild --sequence {sequence}`"
+            " makes it as of an earlier entry",
+        )
     if since is not None:
         result = changes_since(name, ledger_store, since, result)
-    if json:
-        typer.echo(msgspec.json.encode(_result_values(name, result, dry_run=dry_run)).decode())
-    else:
-        _print_result(name, result, dry_run=dry_run)
-
-
-def _earlier_entry_error(stream: str, sequence: int, published_sequence: int) -> ConfigError:
-    return ConfigError(
-        f"{stream}: current is as of entry {published_sequence} already, past {sequence}",
-        next=f"`seriatim publish {stream} --rebuild --sequence {sequence}`"
-        " makes it as of an earlier entry",
-    )
+    return PublishedEntry(name, result, dry_run)
 
 
 def _catch_up_output_tables(file: StreamFile, store: LedgerStore) -> None:
     """Bring the tables `records-NAME` up to the ledger, in case a crash left them behind."""
-    from seriatim import context
-    from seriatim.ledger.commit import read_head
-    from seriatim.operations.followers import catch_up_outputs
-
     output_store = context.derived_tables(file).output_store
     head = read_head(store, file.stream.name)
     if output_store is not None and head is not None:
@@ -169,9 +137,6 @@ def _last_checked_sequence(store: LedgerStore, stream: str) -> int | None:
 
     If there are entries after it, a notice says why they are not published.
     """
-    from seriatim.cli.check import print_open_circuit
-    from seriatim.ledger.commit import read_head
-
     head = read_head(store, stream)
     if head is None:
         return None
@@ -190,58 +155,60 @@ def _last_checked_sequence(store: LedgerStore, stream: str) -> int | None:
     return ledger.checked
 
 
-def _result_values(stream: str, result: PublishResult, *, dry_run: bool) -> dict[str, Any]:
-    return {
-        "stream": stream,
-        "sequence": result.sequence,
-        "before": result.previous_sequence if result.previous_sequence >= 0 else None,
-        "changed": result.has_changed and not dry_run,
-        "partitions": [_partition_values(catch_up) for catch_up in result.catch_ups],
-        "rows_written": result.written.written_rows,
-        "files_written": result.written.written_files,
-    }
+class PublishedEntry(CommandResult):
+    """The entry to which the table `current` was brought, or would be."""
 
+    stream: str
+    result: PublishResult
+    dry_run: bool
 
-def _partition_values(catch_up: PartitionCatchUp) -> dict[str, Any]:
-    return {
-        "topic": catch_up.partition.topic,
-        "partition": catch_up.partition.number,
-        "from": None if catch_up.is_full_rebuild else catch_up.first_new_offset,
-        "until": catch_up.until,
-        "epoch": catch_up.epoch,
-        "records": catch_up.record_count(),
-        "anew": catch_up.is_full_rebuild,
-    }
+    def to_json(self) -> dict[str, Any]:
+        """What was written, with one object for each partition."""
+        result = self.result
+        return {
+            "stream": self.stream,
+            "sequence": result.sequence,
+            "before": sequence_or_none(result.previous_sequence),
+            "changed": result.has_changed and not self.dry_run,
+            "partitions": self._rows(),
+            "rows_written": result.written.written_rows,
+            "files_written": result.written.written_files,
+        }
 
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "topic": catch_up.partition.topic,
+                "partition": catch_up.partition.number,
+                "from": None if catch_up.is_full_rebuild else catch_up.first_new_offset,
+                "until": catch_up.until,
+                "epoch": catch_up.epoch,
+                "records": catch_up.record_count(),
+                "anew": catch_up.is_full_rebuild,
+            }
+            for catch_up in self.result.catch_ups
+        ]
 
-def _print_result(stream: str, result: PublishResult, *, dry_run: bool) -> None:
-    from seriatim.cli import output
-
-    if not result.has_changed:
-        typer.echo(f"{stream}: current is as of entry {result.sequence} already")
-        return
-    if dry_run and result.catch_ups:
-        output.print_table(COLUMNS, [_partition_values(catch_up) for catch_up in result.catch_ups])
-    partitions = _describe_partitions(result.catch_ups)
-    entry = f"entry {result.sequence}"
-    if result.previous_sequence >= 0:
-        entry += f" (was {result.previous_sequence})"
-    if dry_run:
-        typer.echo(
-            f"{stream}: would bring current to {entry}: {partitions},"
+    def render(self) -> str:
+        """One line; a dry run also shows a table of the partitions."""
+        result = self.result
+        if not result.has_changed:
+            return f"{self.stream}: current is as of entry {result.sequence} already"
+        entry = f"entry {result.sequence}"
+        if result.previous_sequence >= 0:
+            entry += f" (was {result.previous_sequence})"
+        partitions = count_of(len(result.catch_ups), "partition")
+        rebuilt_count = sum(catch_up.is_full_rebuild for catch_up in result.catch_ups)
+        if rebuilt_count:
+            partitions += f", {rebuilt_count} anew"
+        if not self.dry_run:
+            return (
+                f"{self.stream}: current is as of {entry}: {partitions},"
+                f" {result.written.written_rows} rows"
+                f" in {result.written.written_files} files written"
+            )
+        summary = (
+            f"{self.stream}: would bring current to {entry}: {partitions},"
             f" {result.records_to_read()} records"
         )
-    else:
-        typer.echo(
-            f"{stream}: current is as of {entry}: {partitions},"
-            f" {result.written.written_rows} rows in {result.written.written_files} files written"
-        )
-
-
-def _describe_partitions(catch_ups: Sequence[PartitionCatchUp]) -> str:
-    plural = "" if len(catch_ups) == 1 else "s"
-    text = f"{len(catch_ups)} partition{plural}"
-    rebuilt_count = sum(catch_up.is_full_rebuild for catch_up in catch_ups)
-    if rebuilt_count:
-        text += f", {rebuilt_count} anew"
-    return text
+        return f"{render_table(self._rows())}\n{summary}" if result.catch_ups else summary

@@ -6,21 +6,22 @@ Next: cli/repair_screen.py prints plans and applies them; operations/repair/plan
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.accept import DryRun
-from seriatim.cli.run import Json, StreamName
+from seriatim import config, context, stream_files
+from seriatim.cli import print_json, print_notice
+from seriatim.cli.options import DryRun, Json, StreamName
+from seriatim.cli.repair_screen import run_repair
+from seriatim.context import ConnectedStream
 from seriatim.engine.findings import shell_quote
 from seriatim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from seriatim.context import ConnectedStream
-    from seriatim.operations.run_request import RunRequest
+from seriatim.ledger.commit import require_head
+from seriatim.operations.repair.backfill import backfill_ranges
+from seriatim.operations.repair.damage import RepairRequest, request_of_hold
+from seriatim.operations.repair.refold import abandon_repair
+from seriatim.operations.run_request import RefusedValueError, RunRequest, parse_run_request
 
 MACHINE_CHOICES = ("deployed", "unchanged")
 MessagesMax = Annotated[
@@ -29,7 +30,6 @@ MessagesMax = Annotated[
 ]
 
 
-@app.command()
 def repair(
     stream: StreamName,
     partition: Annotated[
@@ -86,11 +86,7 @@ def repair(
 
     Example: seriatim repair demo --partition demo-a/3 --apply
     """
-    from seriatim.cli.repair_screen import run_repair
-    from seriatim.operations.repair.damage import RepairRequest, request_of_hold
-    from seriatim.operations.repair.refold import abandon_repair
-
-    open_stream = _open_stream(stream, json=json)
+    open_stream = _open_stream(stream)
     if abandon:
         partitions = abandon_repair(open_stream, abandon)
         _print_abandoned(open_stream.stream.name, abandon, list(map(str, partitions)), json=json)
@@ -122,7 +118,6 @@ def repair(
     )
 
 
-@app.command()
 def backfill(
     stream: StreamName,
     topics: Annotated[
@@ -172,11 +167,6 @@ def backfill(
 
     Example: seriatim backfill demo --partitions demo-a/3 --from 41000 --until 52000 --dry-run
     """
-    from seriatim.cli.repair_screen import run_repair
-    from seriatim.ledger.commit import require_head
-    from seriatim.operations.repair.backfill import backfill_ranges
-    from seriatim.operations.repair.damage import RepairRequest
-
     run_request = _parse_backfill_request(
         topics, partitions, start, until, messages_max, dry_run=dry_run
     )
@@ -186,7 +176,7 @@ def backfill(
             allowed=" | ".join(MACHINE_CHOICES),
             next="give one of these",
         )
-    open_stream = _open_stream(stream, json=json)
+    open_stream = _open_stream(stream)
     ledger = require_head(open_stream.ledger, open_stream.stream.name).ledger
     request = RepairRequest(
         ranges=backfill_ranges(run_request, ledger, open_stream.log),
@@ -234,8 +224,6 @@ def _parse_backfill_request(
 
     A refused value becomes an error that names the option.
     """
-    from seriatim.operations.run_request import RefusedValueError, parse_run_request
-
     values = {
         "action": "backfill",
         "topics": _split_values(topics),
@@ -263,10 +251,8 @@ def _split_values(texts: list[str] | None) -> list[str]:
     return values
 
 
-def _open_stream(stream: str, *, json: bool) -> ConnectedStream:
-    from seriatim import context, stream_files
+def _open_stream(stream: str) -> ConnectedStream:
 
-    Options.json = json
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
     config.arm_crash_point(settings.crash_point)
@@ -276,7 +262,7 @@ def _open_stream(stream: str, *, json: bool) -> ConnectedStream:
 def _print_abandoned(name: str, hold: str, partitions: list[str], *, json: bool) -> None:
     if json:
         values = {"stream": name, "abandoned": hold, "partitions": partitions}
-        typer.echo(msgspec.json.encode(values).decode())
+        print_json(values)
         return
     typer.echo(
         f"{name}: repair {hold} is given up; the next run reads {', '.join(partitions)} again,"

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import typer
 
-from seriatim.cli import Options, output, print_notice
-from seriatim.cli.stop import exit_on_signal
+from seriatim.cli import Options, output, print_json, print_notice
+from seriatim.cli.output import exit_on_signal
 from seriatim.context import ConnectedStream
 from seriatim.engine.findings import Finding, new_findings_error, shorten
 from seriatim.errors import IntegrityError
@@ -137,7 +136,7 @@ def _print_plan_notices(repair_plan: RepairPlan) -> None:
 def _print_plan(repair_plan: RepairPlan, apply_command: str, *, json: bool) -> None:
     """Print the plan on stdout, for people or scripts."""
     if json:
-        typer.echo(msgspec.json.encode(_plan_values(repair_plan)).decode())
+        print_json(_plan_values(repair_plan))
         return
     name = repair_plan.stream
     _print_deleted_files(repair_plan)
@@ -308,17 +307,16 @@ def _print_result(
     name = repair_plan.stream
     ledger_store = open_stream.ledger
     findings = unreported_findings(ledger_store, name)
-    output.print_findings(name, findings, json=json)
+    output.print_findings(name, findings)
     # After they were printed: a process killed in between prints them again next time.
     mark_reported(ledger_store, result.sequence)
     if result.sequence < 0:
         _print_without_commit(repair_plan, json=json)
         return
-    if result.derived_error:
-        output.print_derived_error(name, result.derived_error, json=json)
+    output.print_derived_error(name, result.derived_error)
     if json:
         values = _result_values(repair_plan, result, findings)
-        typer.echo(msgspec.json.encode(values).decode())
+        print_json(values)
     else:
         for partition, offset_range in result.ranges.items():
             typer.echo(f"{name} {partition}: folded again {offset_range}")

@@ -12,11 +12,21 @@ from typing import Annotated
 
 import typer
 
-from seriatim.cli import app, print_notice
+from seriatim.cli import print_notice
+from seriatim.cli.break_points import (
+    BreakPoint,
+    Stepper,
+    is_terminal,
+    read_line,
+    warn_unseen_fields,
+)
 from seriatim.cli.lookback import From, InPartition, Topic, Until, check_session_name, open_lookback
-from seriatim.cli.run import Json, StreamName
+from seriatim.cli.options import Json, StreamName
+from seriatim.cli.replay_range import replay_into_folder
 from seriatim.engine.findings import shell_quote
 from seriatim.errors import ConfigError
+from seriatim.operations.inspect.condition import parse_condition
+from seriatim.operations.inspect.tracing import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
 
 BreakOption = Annotated[
     str | None,
@@ -28,7 +38,6 @@ BreakOption = Annotated[
 ]
 
 
-@app.command()
 def replay(
     stream: StreamName,
     session: Annotated[
@@ -89,7 +98,6 @@ def replay(
             raise ConfigError(
                 "--to folds all sessions, a break point is for one", next="give one or the other"
             )
-        from seriatim.cli.replay_range import replay_into_folder
 
         replay_into_folder(
             stream,
@@ -141,20 +149,10 @@ def _stop_at_break_points(
     json: bool,
 ) -> None:
     """Replay one session, and stop: in the stepper, in pdb, or by printing the first stop."""
-    from seriatim.cli.break_points import (
-        BreakPoint,
-        Stepper,
-        is_terminal,
-        read_line,
-        warn_unseen_fields,
-    )
-    from seriatim.operations.inspect.condition import parse_condition
-    from seriatim.operations.inspect.tracing import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
-
     parsed_condition = None
     if condition is not None:
         parsed_condition = parse_condition(condition, (*NAMES_BEFORE_FOLD, *NAMES_AFTER_FOLD))
-    with open_lookback(stream, json=json) as command:
+    with open_lookback(stream) as command:
         session_replay, begin, end = command.open_session(session, topic, partition, start, until)
         session_replay.fold_to(begin)
         break_point = BreakPoint(

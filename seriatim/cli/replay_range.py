@@ -9,29 +9,38 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 from msgspec.structs import replace
 
-from seriatim import __version__, config
-from seriatim.cli import print_notice
-from seriatim.cli.lookback import open_lookback, parse_offset, parse_time_ms, print_json
+from seriatim import __version__, clock, config, context, stream_files
+from seriatim.cli import print_json, print_notice
+from seriatim.cli.lookback import (
+    LookbackCommand,
+    open_lookback,
+    parse_offset,
+    parse_time_ms,
+)
+from seriatim.cli.output import RunProgress, print_table
+from seriatim.engine.files import File
 from seriatim.engine.findings import shell_quote
+from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.task import TaskContext
 from seriatim.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from seriatim.cli.lookback import LookbackCommand
-    from seriatim.engine.files import File
-    from seriatim.engine.machine import Runner
-    from seriatim.engine.task import TaskContext
-    from seriatim.operations.inspect.replay import ReplayOutput, ReplayRun
-    from seriatim.stream_files import StreamFile
+from seriatim.ledger.model import refuse_incompatible_machine
+from seriatim.memory import MemoryDigests
+from seriatim.operations.inspect.replay import ReplayOutput, ReplayRun
+from seriatim.storage import scratch
+from seriatim.storage.record_files import ParquetRecords, record_schema
+from seriatim.storage.scratch import MANIFEST_FILE, LayeredState
+from seriatim.storage.state_files import ParquetState
+from seriatim.storage.store import LocalStore, open_store
+from seriatim.stream_files import StreamFile, describe_url_problem
 
 FILE_MACHINE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
 NAMED_MACHINE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*|table")
@@ -56,18 +65,16 @@ def replay_into_folder(
     3. Fold the ranges; files go to the folder only.
     4. Write the tables, and last the manifest: a folder without it is incomplete.
     """
-    from seriatim.cli.output import RunProgress
-    from seriatim.operations.inspect.replay import ReplayRun
-
     # 1. Refuse.
     folder = resolve_folder(target)
     refuse_unusable_folder(folder)
     _refuse_stream_outputs(folder)
-    with open_lookback(stream, json=json) as command:
+    with open_lookback(stream) as command:
         # 2. Open.
         file, is_same_machine = with_machine(command.file, machine)
         runner = _load_runner(command, file, is_same_machine=is_same_machine)
-        _read_headers(command)
+        # Another machine may use the headers of messages.
+        command.open_stream.past_reader.with_headers = True
         without_state = fresh or not is_same_machine
         progress = RunProgress(command.name)
         replay_run = ReplayRun(
@@ -96,15 +103,6 @@ def replay_into_folder(
             print_json(manifest)
         else:
             _print_result(command.name, folder, outputs)
-
-
-def _read_headers(command: LookbackCommand) -> None:
-    """Read the headers of messages as well: another machine may use them."""
-    from seriatim.kafka.past_messages import KafkaPastMessageReader
-
-    past_reader: Any = command.open_stream.past_reader
-    if isinstance(past_reader, KafkaPastMessageReader):
-        past_reader.with_headers = True
 
 
 def resolve_folder(target: Path) -> Path:
@@ -152,9 +150,6 @@ def refuse_unusable_folder(folder: Path) -> None:
     """Refuse a folder that is not empty, is inside an output or a file, or cannot hold a Delta
     table.
     """
-    from seriatim.storage.scratch import MANIFEST_FILE
-    from seriatim.stream_files import describe_url_problem
-
     problem = describe_url_problem(folder)
     if problem:
         raise ConfigError(f"--to {folder}: {problem}", next="give a folder with a plainer name")
@@ -183,8 +178,6 @@ def refuse_unusable_folder(folder: Path) -> None:
 
 def _refuse_stream_outputs(folder: Path) -> None:
     """Refuse a folder that a stream file names as its output, even if it does not exist yet."""
-    from seriatim import stream_files
-
     streams_folder = config.load_settings().streams
     for name in stream_files.list_streams(streams_folder):
         try:
@@ -249,8 +242,6 @@ def _import_file(path: Path, module_name: str) -> None:
 
 
 def _load_runner(command: LookbackCommand, file: StreamFile, *, is_same_machine: bool) -> Runner:
-    from seriatim import stream_files
-    from seriatim.ledger.model import refuse_incompatible_machine
 
     runner = stream_files.load_runner(file)
     if is_same_machine:
@@ -265,14 +256,6 @@ def _task_context_factory(
     command: LookbackCommand, file: StreamFile, runner: Runner, folder: Path
 ) -> Callable[[tuple[File, ...]], TaskContext]:
     """Make contexts for fold tasks: they read from the stream, and write to the folder."""
-    from seriatim import context
-    from seriatim.engine.task import TaskContext
-    from seriatim.memory import MemoryDigests
-    from seriatim.storage.record_files import ParquetRecords
-    from seriatim.storage.scratch import LayeredState
-    from seriatim.storage.state_files import ParquetState
-    from seriatim.storage.store import LocalStore
-
     stream = file.stream
     compression = stream.output.compression
     explain = context.hole_explainer(file, context.kafka_client(config.load_settings()))
@@ -386,11 +369,6 @@ def _write_tables(
     fresh: bool,
 ) -> dict[str, Any]:
     """Write the tables, and then the manifest that says what the folder has; return the manifest."""
-    from seriatim.clock import WallClock
-    from seriatim.storage import scratch
-    from seriatim.storage.record_files import record_schema
-    from seriatim.storage.store import open_store
-
     record_files = []
     for output in outputs:
         record_files += output.records
@@ -406,7 +384,7 @@ def _write_tables(
         "machine": machine or file.stream.machine,
         "tier": file.stream.tier,
         "product": __version__,
-        "at_seconds": WallClock().now_seconds(),
+        "at_seconds": clock.WallClock().now_seconds(),
         "sequence": command.head.ledger.sequence,
         "fresh": fresh,
         "partitions": [_output_values(output) for output in outputs],
@@ -434,7 +412,6 @@ def _output_values(output: ReplayOutput) -> dict[str, Any]:
 
 
 def _print_result(stream: str, folder: Path, outputs: list[ReplayOutput]) -> None:
-    from seriatim.cli.output import print_table
 
     print_table(
         ["topic", "partition", "from", "until", "messages", "records", "headless", "halted"],

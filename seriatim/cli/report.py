@@ -5,24 +5,22 @@ Next: operations/report.py gathers the facts; web/views.py renders the page.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.run import Json, StreamName
-
-if TYPE_CHECKING:
-    from seriatim.storage.store import Store
-    from seriatim.stream_files import StreamFile
+from seriatim import config, context, stream_files
+from seriatim.cli import print_json, print_notice
+from seriatim.cli.options import Json, StreamName
+from seriatim.operations.report import REPORTS, build_report, report_key
+from seriatim.storage.store import Store, open_store
+from seriatim.stream_files import StreamFile
+from seriatim.web.views import render_report
 
 REPORTS_KEPT_MAX = 500
 """How many reports stay on the disk. Older ones can be made again from the ledger."""
 
 
-@app.command()
 def report(
     stream: StreamName,
     sequence: Annotated[
@@ -38,17 +36,13 @@ def report(
 
     Example: seriatim report demo --open
     """
-    from seriatim import stream_files
-    from seriatim.storage.store import open_store
-
-    Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
     store = open_store(file.stream.output.path)
     key, last_entry = write_report(file, store, sequence)
     path = f"{store.url}/{key}"
     if json:
         values = {"stream": file.stream.name, "sequence": last_entry, "path": path}
-        typer.echo(msgspec.json.encode(values).decode())
+        print_json(values)
     else:
         typer.echo(path)
     if open_it:
@@ -62,10 +56,6 @@ def write_report(
 
     Returns the key of the report in the store, and its last entry.
     """
-    from seriatim import context
-    from seriatim.operations.report import build_report, report_key
-    from seriatim.web.views import render_report
-
     last_entry, page = build_report(context.ledger(file), file.stream.name, sequence, since)
     key = report_key(last_entry)
     # Session names may have parts of characters, which UTF-8 cannot encode.
@@ -78,9 +68,6 @@ def write_run_report(file: StreamFile, since: int, sequence: int) -> None:
 
     A report that cannot be written is a notice only: the run is committed already.
     """
-    from seriatim.operations.report import REPORTS
-    from seriatim.storage.store import open_store
-
     if sequence <= since:
         return
     store = open_store(file.stream.output.path)

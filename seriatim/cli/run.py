@@ -5,34 +5,50 @@ Next: operations/run.py folds; cli/output.py prints the outcome.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
+from seriatim import clock, config, context, stream_files
+from seriatim.cli import CommandResult, Options, print_notice, print_result, report
+from seriatim.cli.check import check_and_report
+from seriatim.cli.lookback import check_session_name
+from seriatim.cli.options import Json, StreamName, load_stream
+from seriatim.cli.output import (
+    RunProgress,
+    count_of,
+    errors_among,
+    exit_on_signal,
+    print_derived_error,
+    print_findings,
+    render_table,
+)
+from seriatim.cli.publish import publish_stream
+from seriatim.context import ConnectedStream
+from seriatim.engine.findings import Finding, new_findings_error
 from seriatim.engine.offsets import Partition
-from seriatim.errors import ConfigError, IntegrityError, PlatformError
-
-if TYPE_CHECKING:
-    from seriatim.cli.output import RunProgress
-    from seriatim.config import Settings
-    from seriatim.context import ConnectedStream
-    from seriatim.engine.findings import Finding
-    from seriatim.ledger.manifests import LedgerHead
-    from seriatim.operations.run import FoldRun, RunOutcome
-    from seriatim.ports import LedgerStore
-    from seriatim.stream_files import StreamFile
-
-StreamName = Annotated[
-    str,
-    typer.Argument(
-        metavar="STREAM", help="The name of a file in streams/, or a path to a TOML file."
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+from seriatim.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
+from seriatim.ledger.model import refuse_open_circuit
+from seriatim.operations.plan import SlicePlan, plan_run, ranges_to_read, select_ranges
+from seriatim.operations.report_findings import last_sequence, mark_reported, unreported_findings
+from seriatim.operations.retention import (
+    ShortRetention,
+    partition_clocks,
+    short_retention,
+    time_left_warnings,
+    with_time_left,
+)
+from seriatim.operations.run import FoldRun, RunOutcome
+from seriatim.operations.run_request import TRACED_SESSIONS_MAX
+from seriatim.storage import traces
+from seriatim.storage.store import open_store
+from seriatim.stream import Stream
+from seriatim.stream_files import StreamFile
+from seriatim.web.write_status import write_status_after_run
 
 UntilOffsets = Annotated[
     str,
@@ -43,17 +59,6 @@ UntilOffsets = Annotated[
 ]
 
 
-def require_run_head(store: LedgerStore, stream: str) -> LedgerHead:
-    """The head of a stream's ledger. A stream that was never run is refused."""
-    from seriatim.ledger.commit import read_head
-
-    head = read_head(store, stream)
-    if head is None:
-        raise ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
-    return head
-
-
-@app.command()
 def run(
     stream: StreamName,
     messages_max: Annotated[
@@ -74,7 +79,7 @@ def run(
             help="Write the trace of this session under traces/. It may be repeated.",
         ),
     ] = None,
-    json: Json = False,
+    _json: Json = False,
 ) -> None:
     """Fold a stream from its frontier to the current log ends.
 
@@ -85,27 +90,17 @@ def run(
 
     Example: seriatim run demo --messages-max 500000
     """
-    from seriatim import stream_files
-
-    Options.json = json
-    settings = config.load_settings()
-    file = stream_files.load_stream(stream, settings.streams)
+    file = load_stream(stream)
     until = _parse_until_offsets(until_offsets) if until_offsets else None
-    # Only tests set a crash point: the process then dies there, to prove that a rerun goes on.
-    config.arm_crash_point(settings.crash_point)
 
     def fold() -> None:
-        traced_sessions = _parse_traced_sessions(trace)
-        _fold_stream(file, settings, messages_max, until, trace=traced_sessions, json=json)
+        _fold_stream(file, messages_max, until, _parse_traced_sessions(trace))
 
     steps: list[Callable[[], object]] = [fold]
     if check:
-        from seriatim.cli.check import check_and_report
-        from seriatim.cli.publish import publish_stream
-
-        steps.append(lambda: check_and_report(file, json=json))
+        steps.append(lambda: print_result(check_and_report(file)))
         if stream_files.load_runner(file).row_key_spec is not None:
-            steps.append(lambda: publish_stream(file, json=json))
+            steps.append(lambda: print_result(publish_stream(file)))
     _run_steps(steps)
 
 
@@ -129,12 +124,9 @@ def _run_steps(steps: Sequence[Callable[[], object]]) -> None:
 
 def _fold_stream(
     file: StreamFile,
-    settings: Settings,
     messages_max: int | None,
     until: Mapping[Partition, int] | None,
-    *,
-    trace: tuple[str, ...] = (),
-    json: bool,
+    traced_sessions: tuple[str, ...] = (),
 ) -> None:
     """Fold a stream and print the outcome.
 
@@ -143,23 +135,14 @@ def _fold_stream(
     3. Write the report and the status file.
     4. Print the outcome, and remember that its findings were reported.
     """
-    from seriatim import context, stream_files
-    from seriatim.cli import output, report
-    from seriatim.operations.report_findings import (
-        last_sequence,
-        mark_reported,
-        unreported_findings,
-    )
-    from seriatim.operations.run import FoldRun
-
     # 1. Prepare.
     name = file.stream.name
     # A machine that cannot be loaded is refused before the output folder is created.
     stream_files.load_runner(file)
     stream_files.refuse_unwritable_output(file, create=True)
-    open_stream = context.open_for_fold(file, settings, print_notice)
-    open_stream.spark.traced_sessions = trace
-    progress = output.RunProgress(name)
+    open_stream = context.open_for_fold(file, config.load_settings(), print_notice)
+    open_stream.spark.traced_sessions = traced_sessions
+    progress = RunProgress(name)
     fold_run = FoldRun(open_stream, progress=progress)
     fold_run.outcome.findings += unreported_findings(open_stream.ledger, name)
     sequence_before = last_sequence(open_stream.ledger, name)
@@ -173,7 +156,7 @@ def _fold_stream(
     _write_status(open_stream)
     # 4. Print.
     try:
-        output.print_outcome(name, outcome, json=json)
+        print_outcome(name, outcome)
     finally:
         # Findings raise after they were printed. They count as reported nevertheless.
         mark_reported(open_stream.ledger, outcome.sequence)
@@ -187,8 +170,6 @@ def _run_until_stopped(
     until: Mapping[Partition, int] | None,
 ) -> RunOutcome:
     """Run a fold. If an error or a signal ends it, findings of committed slices are printed."""
-    from seriatim.cli.stop import exit_on_signal
-
     spark = open_stream.spark
 
     def print_findings_and_kill_spark() -> None:
@@ -214,7 +195,6 @@ def _run_until_stopped(
 
 
 def _write_status(open_stream: ConnectedStream) -> None:
-    from seriatim.web.write_status import write_status_after_run
 
     trouble = write_status_after_run(
         open_stream.file,
@@ -232,9 +212,6 @@ def _write_status(open_stream: ConnectedStream) -> None:
 
 def _parse_traced_sessions(session_names: list[str] | None) -> tuple[str, ...]:
     """The sessions to trace beside the fold, each once. Too many are refused."""
-    from seriatim.cli.lookback import check_session_name
-    from seriatim.operations.run_request import TRACED_SESSIONS_MAX
-
     for name in session_names or ():
         check_session_name(name)
     names = tuple(dict.fromkeys(session_names or ()))
@@ -257,9 +234,6 @@ def _prune_traces_afterwards(file: StreamFile, trace: tuple[str, ...]) -> Iterat
 
 def _prune_traces(file: StreamFile) -> None:
     """Delete the oldest traces, and print where the traces are."""
-    from seriatim.storage import traces
-    from seriatim.storage.store import open_store
-
     store = open_store(file.stream.output.path)
     folder = f"{store.url}/traces"
     try:
@@ -273,8 +247,6 @@ def _prune_traces(file: StreamFile) -> None:
 
 def findings_with_time_left(fold_run: FoldRun) -> list[Finding]:
     """A run's findings with the time left to act, and warnings where that time is short."""
-    from seriatim.operations.retention import partition_clocks, time_left_warnings, with_time_left
-
     stream = fold_run.stream
     ledger = fold_run.head.ledger
     log = fold_run.open_stream.log
@@ -293,14 +265,10 @@ def findings_with_time_left(fold_run: FoldRun) -> list[Finding]:
 
 def print_findings_of_run(fold_run: FoldRun) -> None:
     """Print the findings of a run that ended early, and remember that they were reported."""
-    from seriatim.cli import output
-    from seriatim.operations.report_findings import mark_reported
-
-    output.print_findings(fold_run.stream.name, fold_run.outcome.findings, json=Options.json)
+    print_findings(fold_run.stream.name, fold_run.outcome.findings)
     mark_reported(fold_run.open_stream.ledger, fold_run.head.ledger.sequence)
 
 
-@app.command()
 def plan(
     stream: StreamName,
     until_offsets: UntilOffsets = "",
@@ -314,8 +282,8 @@ def plan(
             metavar="TOPIC/NUMBER", help="Show the range of this partition. It may be repeated."
         ),
     ] = None,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> PlannedRun:
     """Show what the next run would do, and commit nothing.
 
     The plan has the ranges of each partition, new topics, and what waits. A topic or partition that
@@ -324,18 +292,9 @@ def plan(
 
     Example: seriatim plan demo
     """
-    from seriatim import context, stream_files
-    from seriatim.cli import output
-    from seriatim.clock import WallClock
-    from seriatim.ledger.model import refuse_open_circuit
-    from seriatim.operations.plan import plan_run, ranges_to_read, select_ranges
-    from seriatim.operations.retention import short_retention
-
-    Options.json = json
-    settings = config.load_settings()
-    file = stream_files.load_stream(stream, settings.streams)
+    file = load_stream(stream)
     name = file.stream.name
-    log = context.log(file, settings)
+    log = context.log(file, config.load_settings())
     ledger, slice_plan = plan_run(file.stream, log, context.ledger(file))
     partitions = [Partition.parse(text) for text in partition or ()]
     slice_plan.ranges = select_ranges(slice_plan, topic or (), partitions, name)
@@ -345,14 +304,162 @@ def plan(
     # A run would refuse these as well, so its plan does.
     context.refuse_machine_for_ledger(file, ledger)
     refuse_open_circuit(ledger, file.stream.on_check_failure)
-    short_topics = short_retention(file.stream, log, ledger, WallClock())
-    output.print_plan(file.stream, ledger, slice_plan, short_topics, json=json)
+    short_topics = short_retention(file.stream, log, ledger, clock.WallClock())
+    if not Options.json:  # the JSON of the plan has them
+        print_findings(name, slice_plan.findings)
+    return PlannedRun(file.stream, ledger.sequence, slice_plan, short_topics)
+
+
+class PlannedRun(CommandResult):
+    """What the next run of a stream would do."""
+
+    stream: Stream
+    sequence: int
+    slice_plan: SlicePlan
+    short_topics: Sequence[ShortRetention]
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan, with one object for each range."""
+        slice_plan = self.slice_plan
+        return {
+            "stream": self.stream.name,
+            "sequence": self.sequence,
+            "partitions": self._rows(),
+            "waiting": [str(partition) for partition in slice_plan.waiting_partitions],
+            "gone": [str(partition) for partition in slice_plan.missing_partitions],
+            "findings": [finding.to_dict(self.stream.name) for finding in slice_plan.findings],
+            "short_retention": list(self.short_topics),
+            "messages": slice_plan.backlog,
+        }
+
+    def _rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "topic": partition.topic,
+                "partition": partition.number,
+                "from": offset_range.start,
+                "until": offset_range.end,
+                "messages": len(offset_range),
+                "new": partition in self.slice_plan.new_accounts,
+            }
+            for partition, offset_range in sorted(self.slice_plan.ranges.items())
+        ]
+
+    def render(self) -> str:
+        """A table of the ranges, and what waits, is gone, or is not kept for long."""
+        name = self.stream.name
+        slice_plan = self.slice_plan
+        slice_count = math.ceil(slice_plan.backlog / self.stream.slice.messages_max)
+        lines = [
+            render_table(self._rows(), ["topic", "partition", "from", "until", "messages", "new"]),
+            f"{name}: {slice_plan.backlog} messages in about {count_of(slice_count, 'slice')}",
+        ]
+        for partition in slice_plan.waiting_partitions:
+            lines.append(
+                f"{partition}: waits since an earlier run; `seriatim status {name}` says why"
+            )
+        for partition in slice_plan.missing_partitions:
+            lines.append(f"{partition}: gone from Kafka or matched no more; its state is kept")
+        for topic in self.short_topics:
+            text = f"{topic.text}\n  → {topic.next}"
+            lines.append(typer.style(text, fg=typer.colors.YELLOW))
+        return "\n".join(lines)
+
+
+def print_outcome(stream: str, outcome: RunOutcome) -> None:
+    """Print what a run did: 1. findings, 2. notices about what a person should know, 3. the result.
+
+    New findings are raised afterwards, so that the run fails.
+    """
+    print_findings(stream, outcome.findings)
+    _print_outcome_notices(stream, outcome)
+    print_result(FoldedStream(stream, outcome))
+
+
+class FoldedStream(CommandResult):
+    """What a run did."""
+
+    stream: str
+    outcome: RunOutcome
+
+    def to_json(self) -> dict[str, Any]:
+        """The counts of the run."""
+        outcome = self.outcome
+        return {
+            "stream": self.stream,
+            "messages": outcome.messages,
+            "records": outcome.records,
+            "headless": outcome.headless,
+            "slices": outcome.slices,
+            "sequence": outcome.sequence,
+            "findings": len(outcome.findings),
+            "waiting": [str(partition) for partition, _ in outcome.earlier_halts],
+            "quarantined": outcome.quarantined,
+            "peak_memory_bytes": outcome.peak_memory_bytes,
+        }
+
+    def render(self) -> str:
+        """One line."""
+        outcome = self.outcome
+        if not outcome.slices:
+            return f"{self.stream}: nothing new"
+        headless = f", {outcome.headless} headless" if outcome.headless else ""
+        return (
+            f"{self.stream}: {outcome.messages} messages{headless} → {outcome.records} records"
+            f" in {count_of(outcome.slices, 'slice')}, ledger at entry {outcome.sequence}"
+        )
+
+    def error(self) -> SeriatimError | None:
+        """New findings, or topics that are all gone."""
+        errors = errors_among(self.outcome.findings)
+        if errors:
+            return new_findings_error(self.stream, errors)
+        if self.outcome.missing_partitions and not self.outcome.matched_partitions:
+            return ConfigError(
+                f"{self.stream}: none of its topics is there any more",
+                next="check `topics` in the stream file (it must match whole names)"
+                " and the broker's address",
+            )
+        return None
+
+
+def _print_outcome_notices(stream: str, outcome: RunOutcome) -> None:
+    for partition, halt in outcome.earlier_halts:
+        print_notice(
+            f"{stream} {partition}: waits at offset {halt.offset} since entry {halt.sequence}:"
+            f" {halt.finding}, {halt.cause}",
+            waiting=str(partition),
+            offset=halt.offset,
+        )
+    for partition in outcome.missing_partitions:
+        print_notice(
+            f"{stream} {partition}: gone from Kafka, or matched no more; its state is kept",
+            gone=str(partition),
+        )
+    if outcome.quarantined:
+        print_notice(
+            f"{stream}: {outcome.quarantined} in quarantine; `seriatim status {stream}` lists them",
+            quarantined=outcome.quarantined,
+        )
+    if outcome.foreign_sequence >= 0:
+        print_notice(
+            f"{stream}: others wrote to the records table (reported by entry"
+            f" {outcome.foreign_sequence}); `seriatim verify {stream}` says what differs",
+            foreign=outcome.foreign_sequence,
+        )
+    print_derived_error(stream, outcome.derived_error)
+    if outcome.snapshot_request_error:
+        text = (
+            f"{stream}: producers were not asked for the snapshots that sessions need;"
+            " the next run asks again."
+        )
+        if not Options.json:
+            text += f"\n{outcome.snapshot_request_error}"
+        print_notice(text, unasked=outcome.snapshot_request_error)
 
 
 def _parse_until_offsets(text: str) -> dict[Partition, int]:
     """Parse `{"topic": {"0": 1200}}`, as a person writes it. Negative offsets are refused."""
-    import msgspec
-
     until = {}
     try:
         ends_by_topic = msgspec.json.decode(text.encode(), type=dict[str, dict[str, int]])

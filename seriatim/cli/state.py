@@ -6,33 +6,33 @@ that an entry saved.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
+from seriatim import config, context, stream_files
+from seriatim.cli import output, print_json, print_notice
 from seriatim.cli.lookback import (
     InPartition,
+    LookbackCommand,
     SessionName,
     Topic,
     change_values,
     open_lookback,
     parse_time_ms,
-    print_json,
     render_value,
     shorten_text,
 )
-from seriatim.cli.run import Json, StreamName, require_run_head
+from seriatim.cli.options import Json, StreamName, require_run_head
 from seriatim.errors import ConfigError, IntegrityError
+from seriatim.operations.inspect.session_replay import SessionReplay
+from seriatim.operations.inspect.views import state_to_plain
+from seriatim.operations.status import session_states
+from seriatim.operations.sweep import refuse_swept
+from seriatim.stream_files import StreamFile
 
-if TYPE_CHECKING:
-    from seriatim.cli.lookback import LookbackCommand
-    from seriatim.operations.inspect.session_replay import SessionReplay
-    from seriatim.stream_files import StreamFile
 
-
-@app.command()
 def state(
     stream: StreamName,
     session: SessionName,
@@ -86,7 +86,7 @@ def state(
             )
         _print_saved_state(stream, session, topic, version, json=json)
         return
-    with open_lookback(stream, json=json) as command:
+    with open_lookback(stream) as command:
         session_partition, _ = command.find_session(session, topic, partition)
         replay = command.session_replay(session_partition, session)
         if diff is not None:
@@ -109,9 +109,6 @@ def _print_saved_state(
     stream: str, session: str, topic: str | None, version: int | None, *, json: bool
 ) -> None:
     """Print the state as a ledger entry saved it. Nothing is folded for that."""
-    from seriatim import stream_files
-
-    Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
     states = _read_saved_states(file, session, topic, version)
     if len(states) > 1:
@@ -127,10 +124,6 @@ def _read_saved_states(
     file: StreamFile, session: str, topic: str | None, version: int | None
 ) -> list[dict[str, Any]]:
     """The session's state in each partition that has one, as of an entry."""
-    from seriatim import context, stream_files
-    from seriatim.operations.status import session_states
-    from seriatim.operations.sweep import refuse_swept
-
     name = file.stream.name
     ledger_store = context.ledger(file)
     head = require_run_head(ledger_store, name)
@@ -166,8 +159,6 @@ def _fold_to_offset(command: LookbackCommand, replay: SessionReplay, end: int) -
 
 def _state_values_at(command: LookbackCommand, replay: SessionReplay, end: int) -> dict[str, Any]:
     """The session's state after all messages before `end`, as plain values."""
-    from seriatim.operations.inspect.views import state_to_plain
-
     _fold_to_offset(command, replay, end)
     session = replay.tracing_fold.session
     return {
@@ -226,10 +217,6 @@ def _print_change(change: dict[str, Any]) -> None:
 
 def _print_state(values: dict[str, Any]) -> None:
     """Print a state for people: rows as a table, anything else as JSON."""
-    import msgspec
-
-    from seriatim.cli import output
-
     typer.echo(
         f"{shorten_text(values['session'])} in {values['topic']}/{values['partition']},"
         f" {values['status']}, as of offset {values['offset']}"

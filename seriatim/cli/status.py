@@ -5,18 +5,24 @@ Next: operations/status.py gathers the values; cli/state.py shows sessions.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_error
-from seriatim.cli.run import Json, StreamName, require_run_head
+from seriatim import clock, config, context, stream_files
+from seriatim.cli import output, print_error, print_json
+from seriatim.cli.options import Json, StreamName, require_run_head
+from seriatim.engine.findings import format_duration
 from seriatim.errors import ConfigError, IntegrityError
-
-if TYPE_CHECKING:
-    from seriatim.operations.status import LossBound, PartitionStatus, StreamStatus
+from seriatim.operations.status import (
+    LossBound,
+    PartitionStatus,
+    StreamStatus,
+    read_status,
+    to_json_values,
+)
+from seriatim.operations.sweep import refuse_swept
 
 PARTITION_COLUMNS = [
     "topic",
@@ -49,7 +55,6 @@ JSON_KEYS = (
 HIDDEN_PARTITION_KEYS = ("unread", "limit_seconds")
 
 
-@app.command()
 def status(
     stream: Annotated[
         str | None,
@@ -64,11 +69,6 @@ def status(
 
     Example: seriatim status demo --json
     """
-    from seriatim import context, stream_files
-    from seriatim.clock import WallClock
-    from seriatim.operations.status import read_status, to_json_values
-
-    Options.json = json
     settings = config.load_settings()
     names = [stream] if stream else stream_files.list_streams(settings.streams)
     if not names:
@@ -85,7 +85,7 @@ def status(
                 context.log(file, settings),
                 context.ledger(file),
                 context.state(file),
-                WallClock(),
+                clock.WallClock(),
             )
             tables = context.table_sequences(file)
         except (ConfigError, IntegrityError) as error:
@@ -93,14 +93,13 @@ def status(
             exit_codes.add(error.exit_code)
             continue
         if json:
-            _print_json(to_json_values(stream_status, JSON_KEYS, HIDDEN_PARTITION_KEYS) | tables)
+            print_json(to_json_values(stream_status, JSON_KEYS, HIDDEN_PARTITION_KEYS) | tables)
         else:
             _print_status(stream_status, tables)
     if exit_codes:
         raise typer.Exit(max(exit_codes))
 
 
-@app.command()
 def version(
     stream: StreamName,
     sequence: Annotated[
@@ -124,10 +123,6 @@ def version(
 
     Example: seriatim version demo --checked
     """
-    from seriatim import context, stream_files
-    from seriatim.operations.sweep import refuse_swept
-
-    Options.json = json
     file = stream_files.load_stream(stream, config.load_settings().streams)
     name = file.stream.name
     ledger_store = context.ledger(file)
@@ -140,15 +135,13 @@ def version(
     # The version exists in the table's log, but its files may be deleted: then say so here.
     refuse_swept(ledger_store, head.ledger, entry, "records")
     if json:
-        _print_json({"stream": name, "sequence": entry, "version": delta_version})
+        print_json({"stream": name, "sequence": entry, "version": delta_version})
     else:
         typer.echo(delta_version)
 
 
 def _print_status(stream_status: StreamStatus, tables: dict[str, Any]) -> None:
     """Print a status for people. `tables` has the entries that the other tables are as of."""
-    from seriatim.cli import output
-
     typer.secho(
         f"{stream_status.stream}: {stream_status.verdict}, tier {stream_status.tier},"
         f" entry {stream_status.sequence}, checked up to entry {stream_status.checked}",
@@ -195,8 +188,6 @@ def _print_loss_bound(distance: LossBound) -> None:
 
 def _partition_row(partition: PartitionStatus) -> dict[str, Any]:
     """A partition with the columns that are rendered for people."""
-    from seriatim.engine.findings import format_duration
-
     row = msgspec.to_builtins(partition)
     seconds = partition.time_left_seconds
     # Empty if nothing waits, or if Kafka drops nothing.
@@ -211,7 +202,3 @@ def _partition_row(partition: PartitionStatus) -> dict[str, Any]:
     elif partition.hold:
         row["waits"] = f"held by {partition.hold}"
     return row
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(msgspec.json.encode(value).decode())

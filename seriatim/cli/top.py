@@ -11,26 +11,29 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
 
-from seriatim import config
-from seriatim.cli import Options, app
-from seriatim.cli.run import Json
+from seriatim import clock, config, context
+from seriatim.cli import print_json
+from seriatim.cli.options import Json
+from seriatim.config import Settings
+from seriatim.engine.findings import shorten
 from seriatim.errors import ConfigError, KafkaSilentError, SeriatimError
+from seriatim.operations.status import StreamStatus, Tone, time_tone, urgent_first
+from seriatim.web.read import PageReader
+from seriatim.web.render import render_age, render_time_left
+from seriatim.web.write_status import watch_stream_file, write_status_file
 
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.text import Text
-
-    from seriatim.config import Settings
-    from seriatim.operations.status import StreamStatus, Tone
-    from seriatim.web.read import PageReader
-
-    Look = Callable[..., list[StreamStatus]]
-    """Reads the status of all streams; `ask_kafka` may be given."""
+Look = Callable[..., list[StreamStatus]]
+"""Reads the status of all streams; `ask_kafka` may be given."""
 
 COLUMNS = [
     "stream",
@@ -82,7 +85,6 @@ WAIT_SECONDS = 0.05
 """The time between two looks at whether a thread has finished."""
 
 
-@app.command()
 def top(
     stream: Annotated[
         str | None, typer.Argument(metavar="[STREAM]", help="A name in streams/. Default: all.")
@@ -116,9 +118,6 @@ def top(
 
     Example: seriatim top --once --no-ask
     """
-    from seriatim.web.read import PageReader
-
-    Options.json = json
     settings = config.load_settings()
     reader = PageReader(settings.streams, time.time)
     names = [stream] if stream else reader.stream_names()
@@ -131,7 +130,7 @@ def top(
         reader.stream_file(stream)  # refuse a stream that does not exist
     if json:
         for stream_status in _read_statuses(names, settings, reader, ask_kafka=ask):
-            typer.echo(msgspec.json.encode(_json_values(stream_status)).decode())
+            print_json(_json_values(stream_status))
         return
 
     def look(*, ask_kafka: bool = ask) -> list[StreamStatus]:
@@ -161,8 +160,6 @@ def _json_values(stream_status: StreamStatus) -> dict[str, Any]:
 
 def _print_once(look: Look) -> None:
     """Print the screen once."""
-    from rich.console import Console
-
     # In a log or a pipe rich would cut at 80 characters.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
     console.print(render_streams_screen(look(), time.time(), console.width))
@@ -170,9 +167,6 @@ def _print_once(look: Look) -> None:
 
 def _print_live(look: Look, every_seconds: float) -> None:
     """Show the screen until Ctrl-C. The first one comes at once, without asking Kafka."""
-    from rich.console import Console
-    from rich.live import Live
-
     console = Console(highlight=False)
 
     def show(stream_statuses: list[StreamStatus]) -> None:
@@ -217,8 +211,6 @@ def _read_statuses(
     names: list[str], settings: Settings, reader: PageReader, *, ask_kafka: bool
 ) -> list[StreamStatus]:
     """The status of every stream; streams that need a person come first."""
-    from seriatim.operations.status import urgent_first
-
     troubles: dict[str, str] = {}
     if ask_kafka:
         troubles = _refresh_all(names, settings, reader)
@@ -254,10 +246,6 @@ def _refresh_status_file(name: str, settings: Settings, reader: PageReader) -> s
 
     Returns why that was not possible; empty if it was. A silent broker raises `KafkaSilentError`.
     """
-    from seriatim import context
-    from seriatim.clock import WallClock
-    from seriatim.web.write_status import watch_stream_file, write_status_file
-
     try:
         file = reader.stream_file(name)
         stream_status = watch_stream_file(
@@ -265,7 +253,7 @@ def _refresh_status_file(name: str, settings: Settings, reader: PageReader) -> s
             context.log(file, settings),
             context.ledger(file),
             context.state(file),
-            WallClock(),
+            clock.WallClock(),
         )
         write_status_file(file, stream_status)
     except KafkaSilentError:
@@ -281,10 +269,6 @@ def render_streams_screen(
     stream_statuses: list[StreamStatus], now_seconds: float, width: int = 200
 ) -> Group:
     """Render a table of streams, and below it what needs a person."""
-    from rich import box
-    from rich.console import Group
-    from rich.table import Table
-
     rows = []
     for stream_status in stream_statuses:
         cells = _render_row(stream_status, now_seconds)
@@ -301,8 +285,6 @@ def render_streams_screen(
 
 def _render_concerns(stream_statuses: list[StreamStatus]) -> list[Text]:
     """The lines below the table: concerns with the next command, then trouble of looking."""
-    from rich.text import Text
-
     lines: list[Text] = []
     concern_count = 0
     for stream_status in stream_statuses:
@@ -342,10 +324,6 @@ def _columns_that_fit(rows: list[dict[str, Text]], width: int) -> list[str]:
 
 def _render_row(stream_status: StreamStatus, now_seconds: float) -> list[Text]:
     """The cells of a stream, in the order of COLUMNS."""
-    from rich.text import Text
-
-    from seriatim.web.render import render_age
-
     lag = "–" if stream_status.lag is None else f"{stream_status.lag:,}"
     rate = "–" if stream_status.rate is None else f"{stream_status.rate:,.0f}"
     circuit_style = "bold red" if stream_status.circuit == "open" else ""
@@ -367,11 +345,6 @@ def _render_row(stream_status: StreamStatus, now_seconds: float) -> list[Text]:
 
 def _render_time_left(stream_status: StreamStatus) -> Text:
     """The time left of the partition that has the least."""
-    from rich.text import Text
-
-    from seriatim.operations.status import time_tone
-    from seriatim.web.render import render_time_left
-
     nearest = stream_status.nearest
     if not nearest:
         return Text(render_time_left(None))
@@ -382,8 +355,6 @@ def _render_time_left(stream_status: StreamStatus) -> Text:
 
 def _render_partitions(stream_status: StreamStatus) -> Text:
     """A coloured block for each partition; only the worst ones if there are too many."""
-    from rich.text import Text
-
     partitions = stream_status.partitions
     has_too_many = len(partitions) > PARTITIONS_SHOWN_MAX
     shown_partitions = partitions
@@ -402,14 +373,10 @@ def _render_partitions(stream_status: StreamStatus) -> Text:
 
 def _render_count(number: int | None) -> Text:
     """A count; a dash if it is not known."""
-    from rich.text import Text
-
     text = "–" if number is None else f"{number:,}"
     return Text(text, style="bold red" if number else "dim")
 
 
 def _single_line(text: str) -> str:
     """A text on one line, with characters that a terminal would act on made visible."""
-    from seriatim.engine.findings import shorten
-
     return shorten(" ".join(text.splitlines()), 300)

@@ -5,11 +5,11 @@ Next: operations/inspect/session_replay.py folds the session; cli/lookback.py pr
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from seriatim.cli import app, print_notice
+from seriatim.cli import print_json, print_notice
 from seriatim.cli.lookback import (
     From,
     InPartition,
@@ -17,19 +17,15 @@ from seriatim.cli.lookback import (
     Topic,
     Until,
     open_lookback,
-    print_json,
     print_step,
     step_values,
 )
-from seriatim.cli.run import Json, StreamName
-
-if TYPE_CHECKING:
-    from seriatim.engine.machine import Runner
-    from seriatim.engine.offsets import Partition
-    from seriatim.operations.inspect.tracing import TraceStep
+from seriatim.cli.options import Json, StreamName
+from seriatim.engine.machine import Runner
+from seriatim.engine.offsets import Partition
+from seriatim.operations.inspect.tracing import TraceStep
 
 
-@app.command()
 def trace(
     stream: StreamName,
     session: SessionName,
@@ -55,7 +51,7 @@ def trace(
 
     Example: seriatim trace demo session-00007 --from 41000 --until 41020
     """
-    with open_lookback(stream, json=json) as command:
+    with open_lookback(stream) as command:
         replay, begin, end = command.open_session(session, topic, partition, start, until)
         replay.fold_to(begin)
         command.stop_progress()

@@ -2,36 +2,39 @@
 
 With `--at` it judges messages instead, and finds where raw capture, Kafka and output first differ.
 
-Next: operations/prove/verify.py checks the output; operations/prove/verify_at.py does `--at`.
+Next: operations/prove/verify.py and operations/prove/compare_kafka.py check the output;
+operations/prove/verify_at.py does `--at`.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, print_notice
-from seriatim.cli.run import Json, StreamName
+from seriatim import config, context, stream_files
+from seriatim.cli import output, print_json, print_notice
+from seriatim.cli.options import Json, StreamName
+from seriatim.cli.output import RunProgress
+from seriatim.config import Settings
+from seriatim.engine.machine import Runner
 from seriatim.errors import ConfigError, IntegrityError
-
-if TYPE_CHECKING:
-    from seriatim.config import Settings
-    from seriatim.engine.machine import Runner
-    from seriatim.kafka.past_messages import KafkaPastMessageReader
-    from seriatim.operations.prove.partition_rules import StateRowReader
-    from seriatim.operations.prove.verify import VerifyResult
-    from seriatim.operations.prove.verify_at import (
-        FirstDifference,
-        ValidationFault,
-        ValidationResult,
-    )
-    from seriatim.stream import Stream
-    from seriatim.stream_files import StreamFile
+from seriatim.kafka.past_messages import KafkaPastMessageReader, read_capture
+from seriatim.memory import MemoryDigests
+from seriatim.operations.prove import verify_at
+from seriatim.operations.prove.partition_rules import (
+    DifferenceError,
+    StateRowReader,
+    state_row_reader,
+)
+from seriatim.operations.prove.verify import KafkaComparison, Verification, VerifyResult
+from seriatim.operations.prove.verify_at import FirstDifference, ValidationFault, ValidationResult
+from seriatim.storage.audit import FileAudit
+from seriatim.storage.store import open_store
+from seriatim.stream import Stream
+from seriatim.stream_files import StreamFile
 
 
 class MessageView(StrEnum):
@@ -42,7 +45,6 @@ class MessageView(StrEnum):
     OUTPUT = "output"
 
 
-@app.command()
 def verify(
     stream: StreamName,
     everything: Annotated[
@@ -80,9 +82,6 @@ def verify(
 
     Example: seriatim verify demo --at raw --at kafka --at output --capture capture.jsonl
     """
-    from seriatim import stream_files
-
-    Options.json = json
     settings = config.load_settings()
     file = stream_files.load_stream(stream, settings.streams)
     needs_capture = MessageView.RAW in (at or ())
@@ -101,12 +100,6 @@ def verify(
 def _verify_output(
     file: StreamFile, settings: Settings, *, everything: bool, kafka: bool, json: bool
 ) -> None:
-    from seriatim import context
-    from seriatim.cli.output import RunProgress
-    from seriatim.memory.files import MemoryDigests
-    from seriatim.operations.prove.verify import KafkaComparison, Verification
-    from seriatim.storage.audit import FileAudit
-    from seriatim.storage.store import open_store
 
     name = file.stream.name
     bytes_progress = RunProgress(name, "bytes")
@@ -114,7 +107,7 @@ def _verify_output(
     past_reader = None
     comparison = None
     if kafka:
-        past_reader = _open_message_reader(file, settings)
+        past_reader = context.ConnectedStream(file, settings).past_reader
         bounds = context.log(file, settings).bounds(file.stream.topics)
         comparison = KafkaComparison(past_reader, bounds, MemoryDigests, messages_progress)
     verification = Verification(
@@ -139,22 +132,12 @@ def row_reader_or_none(file: StreamFile) -> StateRowReader | None:
 
     None if the machine does not say it, or if the machine cannot be loaded here.
     """
-    from seriatim import stream_files
-    from seriatim.operations.prove.partition_rules import state_row_reader
-
     try:
         return state_row_reader(stream_files.load_runner(file))
     except ConfigError as error:
         # Files can be checked without the machine, which may be on another computer.
         print_notice(f"{file.stream.name}: {error.message}")
         return None
-
-
-def _open_message_reader(file: StreamFile, settings: Settings) -> KafkaPastMessageReader:
-    from seriatim import context
-    from seriatim.kafka.past_messages import KafkaPastMessageReader
-
-    return KafkaPastMessageReader(context.kafka_client(settings), file.stream.isolation)
 
 
 def _print_result(stream: str, result: VerifyResult, *, json: bool) -> None:
@@ -170,7 +153,7 @@ def _print_result(stream: str, result: VerifyResult, *, json: bool) -> None:
     for note in result.notes:
         print_notice(f"{stream}: {note}", note=note)
     if json:
-        typer.echo(msgspec.json.encode(_result_values(stream, result)).decode())
+        print_json(_result_values(stream, result))
     if result.difference is not None:
         raise result.difference.to_error(stream)
     if not json:
@@ -233,17 +216,12 @@ def _judge_messages(
     json: bool,
 ) -> None:
     """Judge the messages of each view, and compare the views with each other."""
-    from seriatim import stream_files
-    from seriatim.cli.output import RunProgress
-    from seriatim.operations.prove import verify_at
-    from seriatim.operations.prove.partition_rules import DifferenceError
-
     stream = file.stream
     runner = stream_files.load_runner(file)
     progress = RunProgress(stream.name)
     past_reader = None
     if MessageView.KAFKA in message_views:
-        past_reader = _open_message_reader(file, settings)
+        past_reader = context.ConnectedStream(file, settings).past_reader
     try:
         views, certificates = _open_views(
             file, settings, runner, message_views, past_reader, capture
@@ -268,10 +246,6 @@ def _open_views(
     capture: Path | None,
 ) -> tuple[dict[str, Any], list[Any]]:
     """The sources of messages by view, and the certificates of the output if it is one of them."""
-    from seriatim import context
-    from seriatim.kafka.past_messages import read_capture
-    from seriatim.operations.prove import verify_at
-
     stream = file.stream
     views: dict[str, Any] = {}
     certificates: list[Any] = []
@@ -286,10 +260,6 @@ def _open_views(
 
 
 def _open_output_view(stream: Stream) -> tuple[Any, list[Any]]:
-    from seriatim.operations.prove import verify_at
-    from seriatim.operations.prove.verify import Verification
-    from seriatim.storage.audit import FileAudit
-    from seriatim.storage.store import open_store
 
     audit = FileAudit(open_store(stream.output.path))
     return verify_at.output_sources(Verification(stream.name, audit), audit)
@@ -343,13 +313,12 @@ def _print_validation_json(
         "wrong": fault_rows,
         "partings": differences,
     }
-    typer.echo(msgspec.json.encode(values).decode())
+    print_json(values)
 
 
 def _print_validation(
     stream: str, validation: ValidationResult, fault_rows: list[dict[str, Any]]
 ) -> None:
-    from seriatim.cli import output
 
     for view, message_count in validation.messages.items():
         typer.echo(f"{stream}: {message_count} messages at {view}")

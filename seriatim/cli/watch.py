@@ -11,24 +11,35 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from seriatim import config
-from seriatim.cli import Options, app, as_seriatim_error, print_notice
-from seriatim.cli.run import Json
+from seriatim import clock, config, context, stream_files
+from seriatim.alerts.alert import (
+    Notifier,
+    Outbox,
+    SendResult,
+    observe_failure,
+    observe_stream,
+    send_alerts,
+    send_waiting_mails,
+)
+from seriatim.alerts.incidents import Observation, OutboxChangedError, StoredState
+from seriatim.alerts.mail import MailContext
+from seriatim.cli import Options, as_seriatim_error, print_json, print_notice
+from seriatim.cli.options import Json
+from seriatim.config import Settings
 from seriatim.engine.findings import format_duration
 from seriatim.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
-
-if TYPE_CHECKING:
-    from seriatim.alerts.alert import Notifier, Outbox, SendResult
-    from seriatim.alerts.incidents import Observation, StoredState
-    from seriatim.config import Settings
-    from seriatim.kafka.log import KafkaLog
-    from seriatim.operations.status import StreamStatus
-    from seriatim.stream_files import StreamFile
+from seriatim.kafka.log import KafkaLog
+from seriatim.operations.report import REPORTS, report_sequence
+from seriatim.operations.status import StreamStatus
+from seriatim.storage.store import open_store
+from seriatim.stream import AlertSettings
+from seriatim.stream_files import StreamFile
+from seriatim.web import address
+from seriatim.web.write_status import watch_stream_file, write_status_file
 
 INTERRUPTED = 130
 LOOKS_MAX = 5
@@ -40,7 +51,6 @@ HURRIED_SECONDS for it.
 """
 
 
-@app.command()
 def watch(
     stream: Annotated[
         str | None,
@@ -68,7 +78,6 @@ def watch(
 
     Example: seriatim watch --once --json
     """
-    Options.json = json
     settings = config.load_settings()
     if once:
         exit_code = _watch_all(stream, settings, mail=mail, json=json)
@@ -89,8 +98,6 @@ def _watch_all(stream: str | None, settings: Settings, *, mail: bool, json: bool
     1. Send the mails that wait since earlier rounds, since a look may take long.
     2. Look at each stream. The error of one stream does not hide the others.
     """
-    from seriatim import stream_files
-
     names = [stream] if stream else stream_files.list_streams(settings.streams)
     if not names:
         raise ConfigError(
@@ -145,16 +152,10 @@ class WatchRound:
     @cached_property
     def notifier(self) -> Notifier | None:
         """The mail server; None if there is none. It is shared by all streams of the round."""
-        from seriatim import context
-
         return context.notifier(self.settings)
 
     def send_waiting_mails(self, name: str) -> int:
         """Send the mails that wait since earlier rounds; 4 if some were given up, else 0."""
-        from seriatim import context, stream_files
-        from seriatim.alerts.alert import send_waiting_mails
-        from seriatim.clock import WallClock
-
         outbox = context.outbox(name, self.settings)
         if not outbox.alert_state().mails:
             return 0
@@ -163,7 +164,7 @@ class WatchRound:
         with suppress(SeriatimError):
             file = stream_files.load_stream(name, self.settings.streams)
             recipients = file.stream.alerts.to
-        now_seconds = WallClock().now_seconds()
+        now_seconds = clock.WallClock().now_seconds()
         send_result = send_waiting_mails(recipients, now_seconds, outbox, self.notifier)
         _print_sent(name, send_result, is_last_try=False)
         return PlatformError.exit_code if send_result.refused_mail_paths else 0
@@ -174,9 +175,6 @@ class WatchRound:
         If another watch stored what it decided in the meantime, the stream is looked at again: so no
         two watches mail the same incident, and none mails what was over before.
         """
-        from seriatim import context, stream_files
-        from seriatim.alerts.incidents import OutboxChangedError
-
         if not mail:
             stream_status = self._watch(stream_files.load_stream(name, self.settings.streams))
             _print_stream_status(stream_status, json=self.json)
@@ -194,10 +192,6 @@ class WatchRound:
 
         A failed look is mailed as well, and then raised.
         """
-        from seriatim import context, stream_files
-        from seriatim.alerts.alert import observe_failure, observe_stream
-        from seriatim.clock import WallClock
-
         file = None
         # The alert state is read before the look. Then a state that others store during it is noticed.
         seen = outbox.stored_state()
@@ -209,7 +203,7 @@ class WatchRound:
             )
         except SeriatimError as error:
             # A stream that nobody can look at is an incident, too.
-            failure = observe_failure(error, WallClock().now_seconds())
+            failure = observe_failure(error, clock.WallClock().now_seconds())
             self._send_alerts(name, file, failure, seen, outbox)
             raise
         if name not in self.printed_names:
@@ -221,15 +215,11 @@ class WatchRound:
 
     def _watch(self, file: StreamFile) -> StreamStatus:
         """Ask Kafka and the ledger, assess the answers, and write the status file."""
-        from seriatim import context
-        from seriatim.clock import WallClock
-        from seriatim.web.write_status import watch_stream_file, write_status_file
-
         began_seconds = time.monotonic()
         try:
             log = self._open_log(file)
             stream_status = watch_stream_file(
-                file, log, context.ledger(file), context.state(file), WallClock()
+                file, log, context.ledger(file), context.state(file), clock.WallClock()
             )
         except PlatformError:
             if time.monotonic() - began_seconds >= LONG_SECONDS:
@@ -244,7 +234,6 @@ class WatchRound:
         return stream_status
 
     def _open_log(self, file: StreamFile) -> KafkaLog:
-        from seriatim import context
 
         if self.is_hurried:
             return context.log(file, self.settings, HURRIED_SECONDS)
@@ -262,10 +251,6 @@ class WatchRound:
 
         `file` is None if the stream file itself is wrong.
         """
-        from seriatim.alerts.alert import send_alerts
-        from seriatim.alerts.mail import MailContext
-        from seriatim.stream import AlertSettings
-
         alert_settings = AlertSettings()
         stream_name = name
         recipients = None
@@ -317,10 +302,6 @@ def _last_report_url(file: StreamFile, settings: Settings) -> str:
 
     Empty if there is no report yet.
     """
-    from seriatim.operations.report import REPORTS, report_sequence
-    from seriatim.storage.store import open_store
-    from seriatim.web import address
-
     store = open_store(file.stream.output.path)
     reports = []
     for key, _ in store.keys(REPORTS):
@@ -338,7 +319,7 @@ def _last_report_url(file: StreamFile, settings: Settings) -> str:
 def _print_stream_status(stream_status: StreamStatus, *, json: bool) -> None:
     """Print one line for the stream, and the concerns with what to do. Terminals get colours."""
     if json:
-        _print_json(_json_values(stream_status))
+        print_json(_json_values(stream_status))
         return
     typer.secho(
         f"{_render_time(stream_status.at_seconds or 0.0)} {stream_status.stream}: {stream_status.verdict}"
@@ -383,7 +364,7 @@ def _describe_time_left(stream_status: StreamStatus) -> str:
 
 def _print_stream_error(name: str, error: SeriatimError, *, json: bool) -> None:
     if json:
-        _print_json(
+        print_json(
             {"stream": name, "error": error.title, "message": error.message, "next": error.next}
         )
         return
@@ -400,7 +381,3 @@ def _print_next_lines(advice: str) -> None:
 
 def _render_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(msgspec.json.encode(value).decode())

@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
 from seriatim import cli
-from seriatim.cli import accept
+from seriatim.cli.accept import AcceptedLedger, AcceptedTopic, RetiredTopic
 from seriatim.engine.offsets import Partition
 from seriatim.operations.accept import (
     PartitionDecision,
@@ -59,7 +58,7 @@ def test_what_is_missing_is_said(
     assert stream in error
 
 
-def test_a_decision_is_told_with_all_its_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_decision_is_told_with_all_its_numbers() -> None:
     """As a table and a sentence for people, as JSON for scripts."""
     one = PartitionDecision(
         partition=A0,
@@ -74,15 +73,13 @@ def test_a_decision_is_told_with_all_its_numbers(capsys: pytest.CaptureFixture[s
     decision = TopicDecision(
         topic="a", is_new_life=True, reason="why", partitions=[one], sequence=5
     )
-    accept._print_accepted("t", decision, json=False)
-    told = capsys.readouterr().out
+    told = AcceptedTopic("t", decision).render()
     assert (
         "entry 5: a new life of a: 2 sessions end by 3 records; 4 messages of the old life were never read"
         in told
     )
     assert "next: seriatim run t" in told
-    accept._print_accepted("t", decision, json=True)
-    assert json.loads(capsys.readouterr().out) == {
+    assert AcceptedTopic("t", decision).to_json() == {
         "stream": "t",
         "topic": "a",
         "new_life": True,
@@ -102,13 +99,12 @@ def test_a_decision_is_told_with_all_its_numbers(capsys: pytest.CaptureFixture[s
         ],
     }
     decision.sequence = -1
-    accept._print_accepted("t", decision, json=False)
-    looked = capsys.readouterr().out
+    looked = AcceptedTopic("t", decision).render()
     assert "nothing changed, this would be" in looked
     assert 'next: seriatim accept t a --because "…"' in looked
 
 
-def test_retired_and_restored_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_retired_and_restored_are_told() -> None:
     """What stays unread, what is given up, where the witness went."""
     over = RetireDecision(
         topic="a",
@@ -116,27 +112,18 @@ def test_retired_and_restored_are_told(capsys: pytest.CaptureFixture[str]) -> No
         partitions=[RetiredPartition(partition=A0, topic_id="i", frontier=7, unread_messages=2)],
         sequence=3,
     )
-    accept._print_retired("t", over, json=False)
-    assert "2 messages stay unread" in capsys.readouterr().out
-    accept._print_restored(
-        "t",
-        RestoreDecision(
-            witness_sequence=9, ledger_sequence=7, contradiction="behind", reason="why", sequence=8
-        ),
-        json=False,
+    assert "2 messages stay unread" in RetiredTopic("t", over).render()
+    behind = RestoreDecision(
+        witness_sequence=9, ledger_sequence=7, contradiction="behind", reason="why", sequence=8
     )
-    assert "from entry 9 to 7; 2 entries are given up" in capsys.readouterr().out
-    accept._print_restored(
-        "t",
-        RestoreDecision(
-            witness_sequence=9,
-            ledger_sequence=-1,
-            contradiction="none",
-            reason="why",
-            archived_witness_path="head-9.json",
-        ),
-        json=False,
+    assert "from entry 9 to 7; 2 entries are given up" in AcceptedLedger("t", behind).render()
+    without_ledger = RestoreDecision(
+        witness_sequence=9,
+        ledger_sequence=-1,
+        contradiction="none",
+        reason="why",
+        archived_witness_path="head-9.json",
     )
-    gone = capsys.readouterr().out
+    gone = AcceptedLedger("t", without_ledger).render()
     assert "moved to head-9.json" in gone
     assert "next: seriatim run t" in gone

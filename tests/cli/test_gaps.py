@@ -14,7 +14,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 
 from seriatim import cli
-from seriatim.cli import output
+from seriatim.cli import run
 from seriatim.operations.run import RunOutcome
 from tests.contracts.disk_streams import DiskStream
 
@@ -197,10 +197,9 @@ def test_a_stream_that_was_never_run_says_so(
 
 def test_tables_that_are_behind_are_told_after_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     """The run is green: the records are complete."""
-    output.print_outcome(
+    run.print_outcome(
         "s",
         RunOutcome(slices=1, derived_error="PlatformError: no room\n  next  make room"),
-        json=False,
     )
     told = capsys.readouterr().err
     assert "the next run catches up" in told

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import typer.main
 
-from seriatim import __version__
-from seriatim.cli import app
+from seriatim import __version__, cli
+from tests.command_tree import is_group, load_commands
 
 HEAVY = (
     "pyspark",
@@ -25,22 +24,17 @@ HEAVY = (
     "airflow",
     "rich.console",
 )
-
-
-def _commands() -> Iterator[tuple[str, str]]:
-    """Every command with its help, as `kafka start`."""
-
-    def walk(group: object, path: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-        for name, command in group.commands.items():  # type: ignore[attr-defined]
-            if hasattr(command, "commands"):
-                yield from walk(command, (*path, name))
-            else:
-                yield " ".join((*path, name)), command.help or ""
-
-    yield from walk(typer.main.get_command(app), ())
-
-
-COMMANDS = dict(_commands())
+COMMANDS = {words: command for words, command in load_commands().items() if not is_group(command)}
+LAZY_COMMANDS = {
+    command.name: command for commands in cli.COMMANDS.values() for command in commands
+}
+COMPLETION = {
+    "_SERIATIM_COMPLETE": "complete_bash",
+    "COMP_WORDS": "seriatim re",
+    "COMP_CWORD": "1",
+}
+"""What bash sets when a person types `seriatim re` and the tabulator key."""
+CLI_MODULES = sorted(Path(cli.__file__).parent.glob("*.py"))
 
 
 def _seriatim(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -53,21 +47,93 @@ def _seriatim(*arguments: str, **environ: str) -> subprocess.CompletedProcess[st
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_an_example(name: str) -> None:
     """Help says what a command does and shows how it is typed."""
-    assert f"Example: seriatim {name}" in COMMANDS[name]
+    assert f"Example: seriatim {name}" in COMMANDS[name].help
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["--version"]])
-def test_nothing_heavy_is_imported_for_help(arguments: list[str]) -> None:
-    """The reason why help is quick: none of the heavy modules is imported. `bench.answers` has the
-    seconds.
+@pytest.mark.parametrize("name", LAZY_COMMANDS)
+def test_the_table_says_what_the_command_says(name: str) -> None:
+    """The line in the table of commands is the first line of the command's own help."""
+    command = LAZY_COMMANDS[name]
+    assert command.loaded.help.splitlines()[0] == command.short_help
+
+
+def test_help_shows_the_commands_in_groups() -> None:
+    """Each command is in exactly one group, and the commands of a group are sorted."""
+    groups: dict[str, list[str]] = {}
+    for line in _seriatim("--help").stdout.splitlines():
+        if line and not line.startswith(" "):
+            groups[line] = []
+        elif line.startswith("  ") and groups:
+            groups[list(groups)[-1]].append(line.split()[0])
+    names = {title: groups[f"{title}:"] for title in cli.COMMANDS}
+    assert names == {
+        "Run": ["compact", "plan", "publish", "run"],
+        "Look": ["gaps", "report", "status", "top", "version", "watch"],
+        "Prove": ["check", "verify"],
+        "Repair and decide": ["accept", "backfill", "quarantine", "rebuild", "repair", "retire"],
+        "Hunt": ["bisect", "diff", "explain", "replay", "state", "trace"],
+        "Set up": ["doctor", "jars", "kafka", "produce"],
+    }
+
+
+@pytest.mark.parametrize("path", CLI_MODULES, ids=lambda path: path.stem)
+def test_commands_import_at_the_top(path: Path) -> None:
+    """No function imports by itself: the table of commands is what makes help quick."""
+    functions = [
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
+    ]
+    imports = (ast.Import, ast.ImportFrom)
+    deferred = [
+        node.lineno
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, imports)
+    ]
+    assert deferred == []
+
+
+def _imported_modules(*arguments: str, **environ: str) -> set[str]:
+    """The modules that a process has imported when its command ends."""
+    code = """
+import atexit, sys
+atexit.register(lambda: print("", *sys.modules, sep="\\n", file=sys.stderr))
+sys.argv[0] = "seriatim"
+from seriatim.cli import main
+main()
+"""
+    command = [sys.executable, "-c", code, *arguments]
+    run = subprocess.run(
+        command, env=os.environ | environ, capture_output=True, text=True, check=True
+    )
+    return set(run.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ"),
+    [
+        (["--help"], {}),
+        (["--version"], {}),
+        ([], COMPLETION),
+    ],
+    ids=["help", "version", "completion"],
+)
+def test_nothing_heavy_is_imported_for_help(arguments: list[str], environ: dict[str, str]) -> None:
+    """The reason why help and the completion of names are quick: neither a command's module nor any
+    heavy library is imported. `bench.answers` has the seconds.
     """
-    command = [sys.executable, "-X", "importtime", "-m", "seriatim", *arguments]
-    run = subprocess.run(command, capture_output=True, text=True, check=True)
-    imported = {line.rpartition("|")[2].strip() for line in run.stderr.splitlines()}
+    imported = _imported_modules(*arguments, **environ)
     assert "seriatim.cli" in imported
-    # Help itself is laid out by rich; the command line only must not need it before.
-    allowed = {"rich.console"} if "--help" in arguments else set()
-    assert imported.intersection(HEAVY) - allowed == set()
+    command_modules = {f"seriatim.cli.{path.stem}" for path in CLI_MODULES}
+    assert imported.intersection({*HEAVY, *command_modules}) == set()
+
+
+def test_a_command_imports_its_own_module_only(tmp_path: Path) -> None:
+    """What one command needs, no other has to wait for."""
+    imported = _imported_modules("kafka", "stop", SERIATIM_HOME=str(tmp_path))
+    command_modules = {
+        f"seriatim.cli.{command.target.partition(':')[0]}" for command in LAZY_COMMANDS.values()
+    }
+    assert imported & command_modules == {"seriatim.cli.kafka"}
 
 
 def test_version_is_printed() -> None:

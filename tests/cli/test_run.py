@@ -54,9 +54,7 @@ def test_every_line_is_json_for_scripts(
     monkeypatch.setattr(cli.Options, "json", True)
     halt = Halt(finding="gap", offset=7, cause="why", sequence=3)
     output.RunProgress("t")(5, 5)
-    output.print_outcome(
-        "t", RunOutcome(earlier_halts=[(Partition("a", 0), halt)], quarantined=2), json=True
-    )
+    run.print_outcome("t", RunOutcome(earlier_halts=[(Partition("a", 0), halt)], quarantined=2))
     progress, waiting, quarantine = _lines(capsys)
     assert (progress["done"], progress["total"]) == (5, 5)
     assert (waiting["waiting"], waiting["offset"]) == ("a/0", 7)

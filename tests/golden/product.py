@@ -31,6 +31,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.retention import RetentionRules
 from seriatim.kafka import past_messages as consumer_module
 from seriatim.testing import MemoryBatches, MemoryClock, MemoryKafka, MemoryReader
+from tests.command_tree import load_commands
 from tests.golden.messages import Batch
 
 NOW_SECONDS = 1_794_843_300.0
@@ -88,15 +89,11 @@ def command_tree(make: Any = typer.main.get_command) -> Any:
 
 def commands_with_json() -> list[str]:
     """Every command that has the option --json, as `quarantine release`."""
-
-    def walk(group: Any, path: tuple[str, ...]) -> Iterator[str]:
-        for name, entry in group.commands.items():
-            if hasattr(entry, "commands"):
-                yield from walk(entry, (*path, name))
-            elif any("--json" in option.opts for option in entry.params):
-                yield " ".join((*path, name))
-
-    return sorted(walk(command_tree(), ()))
+    with_json = []
+    for words, command in load_commands().items():
+        if any("--json" in option.opts for option in command.params):
+            with_json.append(words)
+    return sorted(with_json)
 
 
 class FakeCluster:
@@ -162,7 +159,6 @@ class FakeCluster:
             patch.setattr(time, "time", self.clock.now_seconds)
             # Doctor would start Spark, which takes longer than all other commands together.
             patch.setitem(doctor.CHECKS, "Spark", lambda _: "not looked at")
-            # A class, and not a function, because the product asks whether something is an instance of it.
             patch.setattr(
                 consumer_module,
                 "KafkaPastMessageReader",
