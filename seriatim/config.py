@@ -126,6 +126,14 @@ def child_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def store_environment() -> dict[str, str]:
+    """The variables with the options of an object store. They are no settings of seriatim.toml: each
+    process that opens the store has its own, also on workers.
+    """
+    prefixes = ("AWS_", f"{ENVIRONMENT_PREFIX}STORE_")
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+
+
 def take_outcome_path() -> Path | None:
     """The file for this command's outcome, if the process that started it wants one; at most once.
 

@@ -212,6 +212,7 @@ from seriatim.cli import (  # noqa: E402, F401
     replay,
     report,
     run,
+    s3,
     state,
     status,
     top,
