@@ -49,9 +49,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """From the environment only; or in a file of its own, see below."""
     smtp_password_file: Path | None = None
     smtp_tls: Literal["none", "starttls", "tls"] = "none"
-    outbox: Path = Path()
-    """The folder of failed runs and waiting mails; default: `outbox` in the home. Everybody who runs
-    or watches a stream shares it.
+    outbox: str = ""
+    """The folder of failed runs and waiting mails, or an address like s3://bucket/outbox; default:
+    `outbox` in the home. Everybody who runs or watches a stream shares it.
     """
     spark_connection: str = ""
     """The Airflow connection of the Spark that folds; empty: seriatim_spark if it exists, else
@@ -95,8 +95,14 @@ def load_settings(environ: dict[str, str] | None = None, folder: Path | None = N
     paths = {}
     for name in ("home", "streams", "outbox"):
         advice = f"fix {_variable_name(name)}"
-        paths[name] = root / expand_user(getattr(settings, name), f"settings: {name}", advice)
-    return msgspec.structs.replace(settings, **paths)
+        path = Path(getattr(settings, name))
+        paths[name] = root / expand_user(path, f"settings: {name}", advice)
+    outbox = settings.outbox
+    if not outbox.startswith("s3://"):
+        outbox = str(paths["outbox"])
+    return msgspec.structs.replace(
+        settings, home=paths["home"], streams=paths["streams"], outbox=outbox
+    )
 
 
 def _variable_name(field: str) -> str:
@@ -124,6 +130,14 @@ def is_spark_submitted() -> bool:
 def child_environment() -> dict[str, str]:
     """The environment for a child process, as a copy."""
     return dict(os.environ)
+
+
+def store_environment() -> dict[str, str]:
+    """The variables with the options of an object store. They are no settings of seriatim.toml: each
+    process that opens the store has its own, also on workers.
+    """
+    prefixes = ("AWS_", f"{ENVIRONMENT_PREFIX}STORE_")
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
 def take_outcome_path() -> Path | None:

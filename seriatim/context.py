@@ -388,11 +388,30 @@ class ConnectedStream:
 
 def open_for_fold(file: StreamFile, settings: Settings, print_line: PrintLine) -> ConnectedStream:
     """Open a stream to fold it. Refuses a machine whose further records have other columns than
-    their tables, before anything is written.
+    their tables, before anything is written; and a bucket in which two runs could overwrite each
+    other, before the first entry is written there.
     """
+    if stream_files.is_in_bucket(file.stream) and not has_ledger(file):
+        refuse_unsafe_bucket(file)
     open_stream = ConnectedStream(file, settings, writes_records=True, print_line=print_line)
     _refuse_other_columns(open_stream.derived)
     return open_stream
+
+
+def has_ledger(file: StreamFile) -> bool:
+    """Whether a stream was ever run: whether its ledger exists. The ledger itself is not read."""
+    from seriatim.storage.store import open_store
+
+    return "_delta_log" in open_store(file.stream.output.path).folders("records/")
+
+
+def refuse_unsafe_bucket(file: StreamFile) -> None:
+    """Refuse an output in a bucket where this process cannot write, or whose server does not hold
+    `create`.
+    """
+    from seriatim.storage.object_store import open_object_store, refuse_unsafe_store
+
+    refuse_unsafe_store(open_object_store(file.stream.output.path))
 
 
 def new_attempt() -> str:
@@ -464,7 +483,7 @@ def outbox(stream: str, settings: Settings) -> StoreOutbox:
         path = config.expand_user(Path(stream), stream, "give a name or a path").absolute()
         name = path.stem
         streams_folder = path.parent
-    store = open_store(str(settings.outbox))
+    store = open_store(settings.outbox)
     return StoreOutbox(store, WallClock(), name, str(streams_folder))
 
 

@@ -43,6 +43,9 @@ CRON_FIELDS = {
 # The types of the fields below are the schema of the file: msgspec refuses any other value.
 Hours = Annotated[int, Meta(ge=1, le=100_000)]
 
+BUCKET_ADDRESS = re.compile(r"s3://[a-z0-9][a-z0-9.-]+[a-z0-9](/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*/?")
+"""An output in a bucket. Other characters would be read differently by the libraries that take it."""
+
 
 class TableSettings(Struct, frozen=True, kw_only=True):
     """[table]: the table machine's rows and the names of its message fields."""
@@ -316,7 +319,9 @@ def _check_names(file: _CheckedFile, stream: Stream) -> None:
     if not output_path.isprintable():
         file.refuse("output.path", f"found {output_path!r}", "a folder")
     if "://" in output_path and not output_path.startswith("file://"):
-        file.refuse("output.path", "object stores are not built yet in this version", "a folder")
+        allowed = "a folder, or s3://BUCKET/PREFIX of letters, digits and . _ = -"
+        if not BUCKET_ADDRESS.fullmatch(output_path):
+            file.refuse("output.path", f"found {output_path!r}", allowed)
     _check_requests(file, stream.snapshot_requests)
     partition_by = stream.output.partition_by
     is_known = set(partition_by) <= {"topic", "partition"}

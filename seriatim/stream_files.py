@@ -101,6 +101,10 @@ def _read_stream_file(path: Path, folder: Path) -> StreamFile:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path.name}: not TOML: {error}", next=f"fix {path}") from None
     stream = parse_stream(path.stem, toml_values, path.name)
+    if is_in_bucket(stream):
+        root_url = stream.output.path.rstrip("/")
+        stream = replace(stream, output=replace(stream.output, path=root_url))
+        return StreamFile(stream, str(path.parent))
     advice = f"fix output.path in {path.name}"
     output_path = Path(stream.output.path.removeprefix("file://"))
     output_path = expand_user(output_path, f"{path.name}: output.path", advice)
@@ -114,6 +118,11 @@ def _read_stream_file(path: Path, folder: Path) -> StreamFile:
         raise ConfigError(message, allowed="a folder", next=advice)
     stream = replace(stream, output=replace(stream.output, path=str(root)))
     return StreamFile(stream, str(path.parent))
+
+
+def is_in_bucket(stream: Stream) -> bool:
+    """Whether the output of a stream is in a bucket, and not in a folder."""
+    return "://" in stream.output.path and not stream.output.path.startswith("file://")
 
 
 def describe_stream(file: StreamFile) -> str:
@@ -156,8 +165,10 @@ def refuse_unwritable_output(file: StreamFile, *, create: bool = False) -> None:
 
     Every folder that a commit writes to is tried: another user may have run the stream before, and
     own some of them. `create`: a missing path is created, as the first run needs it; without it a
-    missing path is accepted.
+    missing path is accepted. A bucket is tried when its store is opened (context.py).
     """
+    if is_in_bucket(file.stream):
+        return
     root = Path(file.stream.output.path)
     if not create and not root.exists():
         return

@@ -24,6 +24,7 @@ import pytest
 
 from seriatim import config, context
 from seriatim.embedded import broker as embedded
+from seriatim.embedded import s3
 from seriatim.embedded.broker import BrokerInfo
 
 BROKER_HOME = "SERIATIM_TESTS_BROKER_HOME"
@@ -77,6 +78,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         with Path(os.devnull).open("w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stderr.fileno())
         embedded.stop_broker(home, _silent)
+        s3.stop_s3_server(home, _silent)
         shutil.rmtree(home)
 
 
@@ -142,6 +144,28 @@ def broker(broker_program: embedded.KafkaProgram) -> BrokerInfo:
     return embedded.start_broker(
         Path(os.environ[BROKER_HOME]), program=broker_program, print_notice=_silent
     )
+
+
+@pytest.fixture(scope="session")
+def s3_variables() -> dict[str, str]:
+    """The variables with which clients find the S3 server of this test run. The server is started by
+    the first test that asks for it, which fetches its JAR if it is not there.
+    """
+    home = Path(os.environ[BROKER_HOME])
+    s3.start_s3_server(config.load_settings(), home, None, _silent)
+    return s3.s3_environment(home)
+
+
+@pytest.fixture
+def s3_url(s3_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """An empty place in the bucket of the S3 server. This process finds the server by its
+    environment. Credentials are always set: nothing asks beyond loopback for them.
+    """
+    for name in [name for name in os.environ if name.startswith(("AWS_", "SERIATIM_STORE_"))]:
+        monkeypatch.delenv(name)
+    for name, value in s3_variables.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{s3.BUCKET}/{uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture

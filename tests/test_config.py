@@ -17,7 +17,7 @@ def test_folders_are_taken_from_the_project(tmp_path: Path) -> None:
     (tmp_path / "seriatim.toml").write_text('streams = "ours"\nsmtp = "mail:25"\n')
     made = config.load_settings({"SERIATIM_HOME": str(tmp_path / "home")}, tmp_path)
     assert (made.streams, made.smtp) == (tmp_path / "ours", "mail:25")
-    assert made.outbox == tmp_path / "home" / "outbox"
+    assert made.outbox == str(tmp_path / "home" / "outbox")
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
@@ -29,8 +29,14 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     assert (made.smtp, made.streams, made.outbox) == (
         "other:26",
         Path("/elsewhere"),
-        tmp_path / "box",
+        str(tmp_path / "box"),
     )
+
+
+def test_an_outbox_may_be_in_a_bucket(tmp_path: Path) -> None:
+    """Tasks that share no folder share a bucket. Its address is kept as it is."""
+    made = config.load_settings({"SERIATIM_OUTBOX": "s3://bucket/outbox"}, tmp_path)
+    assert made.outbox == "s3://bucket/outbox"
 
 
 def test_a_password_in_the_file_is_refused(tmp_path: Path) -> None:

@@ -69,6 +69,7 @@ RULES = {
     "seriatim/storage": Rule(
         "errors engine ledger ports storage workers", "deltalake msgspec numpy pyarrow xxhash"
     ),
+    "seriatim/storage/object_store.py": Rule("config errors storage.store", "obstore pyarrow"),
     "seriatim/kafka": Rule(
         "errors engine ledger ports kafka fast.kafka_records",
         "confluent_kafka cryptography kafka msgspec numpy psutil py4j pyarrow pyspark",
@@ -337,6 +338,7 @@ FILE_SYSTEM_CALLS = frozenset({
 """Members of `os` that touch files."""
 FILE_SYSTEM_USERS = {
     "seriatim/storage/store.py": "the only module that knows how an output is on a disk",
+    "seriatim/storage/object_store.py": "a file with the credentials",
     "seriatim/config.py": "settings",
     "seriatim/context.py": "a stream file that is named by its path",
     "seriatim/stream_files.py": "stream files",

@@ -53,7 +53,7 @@ def has_ledger(folder: str, stream: str) -> bool:
     """Whether a stream was ever run: whether its ledger exists. The ledger itself is not read."""
     settings = config.load_settings(folder=Path(folder))
     file = stream_files.load_stream(stream, settings.streams)
-    return (Path(file.stream.output.path) / "records" / "_delta_log").exists()
+    return context.has_ledger(file)
 
 
 def command_environment(folder: str) -> dict[str, str]:

@@ -132,6 +132,7 @@ COMMANDS = {
         LazyCommand("jars", "jars:jars", "Fetch the JARs that Spark and the embedded broker need."),
         LazyCommand("kafka", "kafka:kafka", "Start and stop the embedded Kafka broker."),
         LazyCommand("produce", "produce:produce", "Send sample data to Kafka."),
+        LazyCommand("s3", "s3:s3", "Start and stop the embedded S3 server."),
     ],
 }
 """All commands, in the groups that `seriatim --help` shows."""

@@ -36,7 +36,7 @@ def doctor(
     settings = config.load_settings()
     is_missing = False
     # Each check is printed as soon as it is made, since some of them take seconds.
-    for check in chain(run_checks(settings), check_retention(settings)):
+    for check in chain(run_checks(settings), check_buckets(settings), check_retention(settings)):
         if json:
             typer.echo(msgspec.json.encode(check))
         else:
@@ -45,6 +45,25 @@ def doctor(
             is_missing = True
     if is_missing:
         raise typer.Exit(2)
+
+
+def check_buckets(settings: Settings) -> Iterator[DoctorCheck]:
+    """Try the bucket of every stream that has its output in one: writing, and whether its server
+    refuses to overwrite.
+    """
+    from seriatim import context, stream_files
+    from seriatim.embedded.doctor import DoctorCheck
+
+    files, _ = stream_files.load_all_streams(settings.streams)
+    for file in files:
+        if not stream_files.is_in_bucket(file.stream):
+            continue
+        try:
+            context.refuse_unsafe_bucket(file)
+        except SeriatimError as error:
+            yield DoctorCheck("bucket", False, True, error.message, error.next)
+        else:
+            yield DoctorCheck("bucket", True, True, file.stream.output.path)
 
 
 def check_retention(settings: Settings) -> Iterator[DoctorCheck]:

@@ -24,7 +24,7 @@ def fetch(
     group: Annotated[
         list[str] | None,
         typer.Option(
-            help="spark, kafka, bench or bench-streams. It may be repeated. Default: all but bench."
+            help="spark, kafka, s3, bench or bench-streams. It may be repeated. Default: spark and kafka."
         ),
     ] = None,
 ) -> None:
@@ -38,7 +38,8 @@ def fetch(
     settings = config.load_settings()
     groups = group
     if not groups:
-        groups = [name for name in cache.jar_groups() if not name.startswith("bench")]
+        # Whoever needs another group fetches it when it is first used.
+        groups = ["kafka", "spark"]
     for name in groups:
         files = cache.ensure_jars(name, settings, print_notice)
         typer.echo(f"{name}: {len(files)} JARs in {settings.home / 'jars'}")

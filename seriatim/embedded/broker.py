@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import base64
 import difflib
-import os
 import shutil
-import signal
 import subprocess
 import time
 import uuid
@@ -27,17 +25,15 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from seriatim import config
-from seriatim.embedded import jars, java, properties
+from seriatim.embedded import jars, java, properties, server_process
 from seriatim.embedded.file_lock import file_lock
 from seriatim.errors import ConfigError, PlatformError
 from seriatim.kafka.client import create_client
 
 HEAP_SIZE = "512m"
 START_TIMEOUT_SECONDS = 300
-STOP_SECONDS = 60
 NOTICE_EVERY_SECONDS = 5.0
 PORT_TRIES = 5
-PORT_WAIT_SECONDS_MAX = 2.0
 PROCESS_MARKER = "-Dseriatim.broker="
 LOCK_NOTICE = "waiting: another start or stop of this broker is under way"
 
@@ -106,7 +102,7 @@ def stop_broker(home: Path, print_notice: PrintNotice) -> bool:
         process = _find_process(folder)
         if process is None:
             return False
-        _terminate(process, print_notice)
+        server_process.terminate(process, "broker", print_notice)
         return True
 
 
@@ -132,13 +128,7 @@ def _broker_info(folder: Path, process: psutil.Process) -> BrokerInfo:
 
 
 def _find_process(folder: Path) -> psutil.Process | None:
-    """The running process with our marker. A zombie has no command line, so it is not found."""
-    marker = f"{PROCESS_MARKER}{folder}"
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if marker in command and "kafka.Kafka" in command:
-            return process
-    return None
+    return server_process.find(f"{PROCESS_MARKER}{folder}", "kafka.Kafka")
 
 
 def _refuse_other_settings(folder: Path, port: int | None, overrides: Mapping[str, str]) -> None:
@@ -212,7 +202,7 @@ def _launch(
 def _write_settings(folder: Path, port: int | None, overrides: Mapping[str, str]) -> None:
     path = folder / "server.properties"
     chosen_port = port or _previous_port(path) or properties.free_port()
-    if port and not _wait_until_free(port):
+    if port and not server_process.wait_until_free(port):
         raise ConfigError(
             f"port {port} is taken by another program", next="choose another --port, or none"
         )
@@ -225,35 +215,12 @@ def _write_settings(folder: Path, port: int | None, overrides: Mapping[str, str]
 def _previous_port(settings: Path) -> int | None:
     """The port of the previous start, if it is free, so that clients find the broker again."""
     port = properties.client_port(properties.read_properties(settings))
-    return port if port and _wait_until_free(port) else None
-
-
-def _wait_until_free(port: int) -> bool:
-    """Whether the port is free, or becomes free soon: it takes a moment after a broker was killed."""
-    deadline = time.monotonic() + PORT_WAIT_SECONDS_MAX
-    while not properties.is_port_free(port):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
+    return port if port and server_process.wait_until_free(port) else None
 
 
 def _spawn(folder: Path, program: KafkaProgram) -> psutil.Process:
-    """Start the process in a session of its own, so that Ctrl-C in this terminal does not reach it."""
-    log = folder / "broker.log"
-    if log.exists():
-        log.replace(folder / "broker.log.1")
     command = program.command(folder, "kafka.Kafka", str(folder / "server.properties"))
-    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    file_actions: list[tuple[int, int, str, int, int]] = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),
-        (os.POSIX_SPAWN_OPEN, 2, str(log), append, 0o644),
-    ]
-    pid = os.posix_spawn(
-        command[0], command, config.child_environment(), file_actions=file_actions, setsid=True
-    )
-    return psutil.Process(pid)
+    return server_process.spawn(command, folder / "broker.log")
 
 
 def _wait_until_ready_or_interrupted(
@@ -263,7 +230,7 @@ def _wait_until_ready_or_interrupted(
     try:
         return _wait_until_ready(folder, process, print_notice)
     except KeyboardInterrupt:
-        _terminate(process, print_notice)
+        server_process.terminate(process, "broker", print_notice)
         raise
 
 
@@ -275,7 +242,7 @@ def _wait_until_ready(folder: Path, process: psutil.Process, print_notice: Print
     start_seconds = time.monotonic()
     notice_seconds = start_seconds
     while time.monotonic() - start_seconds < START_TIMEOUT_SECONDS:
-        if not _is_running(process):
+        if not server_process.is_running(process):
             return False
         # The id is compared, because another broker may answer at this address.
         if cluster_id(info.bootstrap_servers) == own_cluster_id:
@@ -309,23 +276,6 @@ def cluster_id(
     return answer
 
 
-def _is_running(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
-def _terminate(process: psutil.Process, print_notice: PrintNotice) -> None:
-    """End the broker with SIGTERM; kill it if it does not end in time."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_SECONDS)
-    except psutil.TimeoutExpired:
-        print_notice(
-            f"the broker did not stop in {STOP_SECONDS} s: killing it; the next start recovers its data"
-        )
-        process.kill()
-        process.wait()
-
-
 def _refuse_unknown_settings(
     folder: Path, process: psutil.Process, overrides: Mapping[str, str], print_notice: PrintNotice
 ) -> None:
@@ -337,7 +287,7 @@ def _refuse_unknown_settings(
     known_settings = _known_settings(_broker_info(folder, process).bootstrap_servers)
     unknown = [key for key in overrides if key not in known_settings]
     if unknown:
-        _terminate(process, print_notice)
+        server_process.terminate(process, "broker", print_notice)
         advice = "see the broker settings in Kafka's documentation"
         similar = difflib.get_close_matches(unknown[0], known_settings, n=1)
         if similar:

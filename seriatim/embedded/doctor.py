@@ -26,7 +26,16 @@ from seriatim.errors import ConfigError, PlatformError, SeriatimError
 from seriatim.kafka import client
 
 # What every environment needs; requirements.lock says which versions.
-PACKAGES = ("confluent-kafka", "deltalake", "kafka-python", "msgspec", "numpy", "pyarrow", "xxhash")
+PACKAGES = (
+    "confluent-kafka",
+    "deltalake",
+    "kafka-python",
+    "msgspec",
+    "numpy",
+    "obstore",
+    "pyarrow",
+    "xxhash",
+)
 # What an environment that schedules needs besides.
 AIRFLOW_PACKAGES = (
     "apache-airflow",

@@ -71,10 +71,17 @@ def parse_overrides(texts: list[str]) -> dict[str, str]:
     return overrides
 
 
-def write_properties(path: Path, properties: Mapping[str, str]) -> None:
-    """Write a Java properties file. A reader sees the old file or the new one, never a half one."""
+def write_properties(
+    path: Path, properties: Mapping[str, str], *, is_private: bool = False
+) -> None:
+    """Write a Java properties file. A reader sees the old file or the new one, never a half one.
+    A private file can be read by its owner alone.
+    """
     lines = [f"{key}={_escape_for_java(value)}" for key, value in sorted(properties.items())]
     scratch = path.with_suffix(".new")
+    if is_private:
+        scratch.unlink(missing_ok=True)
+        scratch.touch(mode=0o600)
     scratch.write_text("\n".join(lines) + "\n")
     scratch.replace(path)
 

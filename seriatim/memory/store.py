@@ -9,6 +9,7 @@ import errno
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from seriatim.errors import SeriatimError
 from seriatim.storage.store import AlreadyThereError, Buffer, HashingSink, Sink
 
 if TYPE_CHECKING:
@@ -106,6 +107,10 @@ class MemoryStore:
 
     def sync_delta_log(self, table: str, version: int | None = None) -> None:
         """Memory survives no power cut."""
+
+    def explain_error(self, error: BaseException) -> SeriatimError | None:
+        """Nothing: Delta's library knows nothing of this store."""
+        return None
 
 
 class _MemorySink(HashingSink):

@@ -157,9 +157,15 @@ class MarkedTable:
     def load(self, version: int | None = None) -> DeltaTable | None:
         """The table as of its newest version, or an earlier one. None: there is no such table."""
         options = self.store.delta_options()
-        if not DeltaTable.is_deltatable(self.url, options):
-            return None
-        return DeltaTable(self.url, version=version, storage_options=options)
+        try:
+            if not DeltaTable.is_deltatable(self.url, options):
+                return None
+            return DeltaTable(self.url, version=version, storage_options=options)
+        except (DeltaError, OSError) as error:
+            explained = self.store.explain_error(error)
+            if explained is None:
+                raise
+            raise explained from error
 
     def commits(self, loaded: DeltaTable) -> Iterator[TableCommit]:
         """The commits up to the loaded version, newest first, as far as the log goes back.

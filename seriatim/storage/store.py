@@ -1,11 +1,12 @@
-"""The store: everything that a stream writes, as objects below one root. The only module that knows a
-file system.
+"""The store: everything that a stream writes, as objects below one root. The only module that knows how
+an output is on a disk.
 
 An object has a key: a relative path, joined by "/". There is no rename, no append, no lock, no change
 time and no folder. If two processes must not both write something, a number in the key and `create`
 decide who was first, as in the log of a Delta table.
 
-`LocalStore` keeps objects on a local or mounted disk; `MemoryStore` (memory/store.py) is the fake.
+`LocalStore` keeps objects on a local or mounted disk, `ObjectStore` (storage/object_store.py) in a bucket;
+`MemoryStore` (memory/store.py) is the fake.
 tests/contracts/test_store.py runs on every store.
 
 Next: storage/parquet.py writes Parquet files into a store; storage/delta_table.py has Delta tables.
@@ -27,13 +28,14 @@ from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
 
 import xxhash
 
-from seriatim.errors import ensure
+from seriatim.errors import SeriatimError, ensure
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 Buffer = bytes | bytearray | memoryview
 BLOCK_BYTES = 1 << 20
+OBJECT_STORE_SCHEME = "s3://"
 new_sha256 = hashlib.sha256
 """A bench replaces it, to measure what it costs."""
 DRAFT_TRIES_MAX = 5
@@ -77,7 +79,9 @@ class Sink(Protocol):
 class Store(Protocol):
     """Objects below one root. What is written is durable and complete, or it is not there.
 
-    A missing object is a `FileNotFoundError`. Every other trouble is another `OSError`.
+    A missing object is a `FileNotFoundError`. Every other trouble is another `OSError`, or an error of
+    ours where the store knows what a person must do: code that takes an `OSError` for damage of
+    one file must not take a network that is down for it.
     """
 
     url: str
@@ -152,11 +156,18 @@ class Store(Protocol):
         that relies on them: `version` and the one before it, or the newest ones.
         """
 
+    def explain_error(self, error: BaseException) -> SeriatimError | None:
+        """What an error of Delta's library means for a person, if it is about the store and not about
+        a table: credentials, the network. None: it is not.
+        """
+
 
 def open_store(output_path: str) -> Store:
-    """The store of an output path. Only a folder is known today; other kinds of stores are chosen
-    here, by the beginning of the path.
-    """
+    """The store of an output path: a folder, or an address of a bucket like `s3://bucket/prefix`."""
+    if output_path.startswith(OBJECT_STORE_SCHEME):
+        from seriatim.storage.object_store import open_object_store
+
+        return open_object_store(output_path)
     return LocalStore(Path(output_path))
 
 
@@ -438,6 +449,10 @@ class LocalStore:
         if 0 in versions:
             _sync_path(table_folder)
             _sync_path(self.root)
+
+    def explain_error(self, error: BaseException) -> SeriatimError | None:
+        """Nothing: the errors of a disk name the file, and say enough."""
+        return None
 
 
 class _LocalSink(HashingSink):

@@ -1,5 +1,5 @@
 """The outbox: what is stored is there for whoever comes next, and of two at once one is first. On a
-disk and in memory alike.
+disk, in memory and in a bucket alike.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from seriatim.engine.findings import Concern
 from seriatim.errors import ConfigError, PlatformError
 from seriatim.memory.ledger import MemoryClock
 from seriatim.memory.store import MemoryStore
-from seriatim.storage.store import LocalStore, Store
+from seriatim.storage.store import LocalStore, Store, open_store
 
 Make = Callable[[], StoreOutbox]
 CLOCK = MemoryClock()
@@ -26,9 +26,11 @@ MAIL = Mail(id="1", to=("a@b.org",), subject="s", text="t", html="h", at_seconds
 OPEN = Incident(concern=Concern(kind="late", text="x", next="y"), since_seconds=1.0)
 
 
-@pytest.fixture(params=["disk", "memory"])
+@pytest.fixture(params=["disk", "memory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """Where the outboxes of all streams are."""
+    if request.param == "s3":
+        return open_store(request.getfixturevalue("s3_url"))
     return MemoryStore() if request.param == "memory" else LocalStore(tmp_path / "outbox")
 
 

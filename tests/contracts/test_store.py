@@ -22,6 +22,7 @@ from seriatim.storage.store import (
     LocalStore,
     Store,
     digest_object,
+    open_store,
     xxh3_and_sha256,
 )
 
@@ -29,9 +30,19 @@ RACES = 200
 RACING_WRITERS = 8
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=["local", "memory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """An empty store of each kind. A new kind of store is added here."""
+    if request.param == "local":
+        return LocalStore(tmp_path / "root")
+    if request.param == "s3":
+        return open_store(request.getfixturevalue("s3_url"))
+    return MemoryStore()
+
+
+@pytest.fixture(params=["local", "memory"])
+def store_with_drafts(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """An empty store of each kind in which a killed writer leaves something."""
     if request.param == "local":
         return LocalStore(tmp_path / "root")
     return MemoryStore()
@@ -106,18 +117,24 @@ def test_a_missing_object_is_said_to_be_missing(store: Store) -> None:
     assert list(store.keys("none/")) == []
     store.create("folder/object", b"1")
     assert store.size("folder") is None
-    assert store.size("folder/object/below") is None
     assert store.delete(["none", "no/such/folder"]) == []
 
 
+def test_there_is_nothing_below_an_object(store_with_drafts: Store) -> None:
+    """No key has an object as a part of its path. Of S3 this is not asked: the embedded server has
+    objects in files, and answers 500.
+    """
+    store_with_drafts.create("folder/object", b"1")
+    assert store_with_drafts.size("folder/object/below") is None
+
+
 def test_a_large_object_is_seen_when_it_is_finished(store: Store) -> None:
-    """Before that it is unfinished. Its writer tells size and both digests."""
+    """Nobody sees it before. Its writer tells size and both digests."""
     sink = store.writer("records/x.parquet")
     sink.write(b"one ")
     sink.write(memoryview(b"two"))
     assert list(store.keys("")) == []
     assert store.size("records/x.parquet") is None
-    assert list(store.unfinished_keys("records/")) == ["records/x.parquet"]
     written = sink.finish()
     assert written.size_bytes == 7
     assert written.sha256 == hashlib.sha256(b"one two").hexdigest()
@@ -137,36 +154,45 @@ def test_a_writer_that_gives_up_leaves_nothing(store: Store) -> None:
     assert list(store.unfinished_keys("")) == []
 
 
-def test_an_unfinished_object_can_be_deleted(store: Store) -> None:
-    """What a killed writer left is swept by its key. A writer that is still alive then fails."""
-    sink = store.writer("records/x.parquet")
+def test_an_unfinished_object_is_listed(store_with_drafts: Store) -> None:
+    """Whoever sweeps after a killed writer finds what it began."""
+    sink = store_with_drafts.writer("records/x.parquet")
     sink.write(b"half")
-    assert store.delete(["records/x.parquet"]) == ["records/x.parquet"]
-    assert list(store.unfinished_keys("")) == []
+    assert list(store_with_drafts.unfinished_keys("records/")) == ["records/x.parquet"]
+    sink.finish()
+    assert list(store_with_drafts.unfinished_keys("")) == []
+
+
+def test_an_unfinished_object_can_be_deleted(store_with_drafts: Store) -> None:
+    """What a killed writer left is swept by its key. A writer that is still alive then fails."""
+    sink = store_with_drafts.writer("records/x.parquet")
+    sink.write(b"half")
+    assert store_with_drafts.delete(["records/x.parquet"]) == ["records/x.parquet"]
+    assert list(store_with_drafts.unfinished_keys("")) == []
     with pytest.raises(FileNotFoundError):
         sink.finish()
-    assert list(store.keys("")) == []
+    assert list(store_with_drafts.keys("")) == []
 
 
-def test_what_was_not_finished_is_deleted_alone(store: Store) -> None:
+def test_what_was_not_finished_is_deleted_alone(store_with_drafts: Store) -> None:
     """A finished object stays, also one of the same key: it was just being written again."""
-    store.create("notes/a", b"whole")
-    store.create("notes/b", b"whole")
-    store.writer("notes/a").write(b"half")
-    store.writer("notes/c").write(b"half")
-    store.writer("others/a").write(b"half")
-    assert store.delete_unfinished("notes/") == ["notes/a", "notes/c"]
-    assert [key for key, _ in store.keys("notes/")] == ["notes/a", "notes/b"]
-    assert list(store.unfinished_keys("")) == ["others/a"]
+    store_with_drafts.create("notes/a", b"whole")
+    store_with_drafts.create("notes/b", b"whole")
+    store_with_drafts.writer("notes/a").write(b"half")
+    store_with_drafts.writer("notes/c").write(b"half")
+    store_with_drafts.writer("others/a").write(b"half")
+    assert store_with_drafts.delete_unfinished("notes/") == ["notes/a", "notes/c"]
+    assert [key for key, _ in store_with_drafts.keys("notes/")] == ["notes/a", "notes/b"]
+    assert list(store_with_drafts.unfinished_keys("")) == ["others/a"]
 
 
-def test_unfinished_objects_of_one_level_are_deleted(store: Store) -> None:
+def test_unfinished_objects_of_one_level_are_deleted(store_with_drafts: Store) -> None:
     """Those further down are of others, who may still be writing them."""
     for key in ("a", "notes/a", "notes/deep/a"):
-        store.writer(key).write(b"begun")
-    assert store.delete_unfinished("", nested=False) == ["a"]
-    assert store.delete_unfinished("notes/", nested=False) == ["notes/a"]
-    assert list(store.unfinished_keys("")) == ["notes/deep/a"]
+        store_with_drafts.writer(key).write(b"begun")
+    assert store_with_drafts.delete_unfinished("", nested=False) == ["a"]
+    assert store_with_drafts.delete_unfinished("notes/", nested=False) == ["notes/a"]
+    assert list(store_with_drafts.unfinished_keys("")) == ["notes/deep/a"]
 
 
 def test_a_large_object_never_overwrites(store: Store) -> None:
@@ -269,7 +295,7 @@ def test_a_copy_has_the_same_content_and_its_own_life(store: Store) -> None:
 
 def test_an_address_has_a_scheme_and_the_key(store: Store) -> None:
     """Browsers can open it."""
-    assert re.fullmatch(r"[a-z]+://.*reports/1.html", store.uri("reports/1.html"))
+    assert re.fullmatch(r"[a-z0-9]+://.*reports/1.html", store.uri("reports/1.html"))
 
 
 def test_names_of_all_kinds_are_keys(store: Store) -> None:

@@ -18,6 +18,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from seriatim.embedded import broker as embedded
+from seriatim.embedded import server_process
 from seriatim.embedded.broker import BrokerInfo, KafkaProgram
 from seriatim.errors import ConfigError, PlatformError
 
@@ -313,7 +314,7 @@ def test_a_stopped_process_is_asked_then_killed(
     home: Home, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that does not react to being asked is killed, and starts again."""
-    monkeypatch.setattr(embedded, "STOP_SECONDS", 1)
+    monkeypatch.setattr(server_process, "STOP_SECONDS", 1)
     info = home.start()
     os.kill(info.pid, signal.SIGSTOP)
     assert home.stop()

@@ -28,6 +28,7 @@ from seriatim.ledger.commit import read_head
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Ledger
 from seriatim.operations.run import FoldRun, RunOutcome
+from seriatim.storage.store import Store, open_store
 
 TABLE = {
     "machine": "table",
@@ -150,11 +151,21 @@ class Lab:
 
     def records(self, name: str) -> list[dict[str, Any]]:
         """All records, in order, as any Delta reader sees them."""
-        table = DeltaTable(self.root(name) / "records")
-        rows = table.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+        rows = (
+            self._records_table(name).to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+        )
         return sorted(
             rows, key=lambda row: (row["topic"], row["partition"], row["offset"], row["index"])
         )
+
+    def store(self, name: str) -> Store:
+        """The store of the stream's output."""
+        file = stream_files.load_stream(name, self.settings.streams)
+        return open_store(file.stream.output.path)
+
+    def _records_table(self, name: str) -> DeltaTable:
+        store = self.store(name)
+        return DeltaTable(f"{store.url}/records", storage_options=store.delta_options())
 
     def ledger(self, name: str) -> Ledger:
         """The ledger after its last entry."""
@@ -191,9 +202,7 @@ class Lab:
 
     def digest(self, name: str) -> tuple[str, str]:
         """One digest of all records and one of all state: the same for the same outcome."""
-        table = (
-            DeltaTable(self.root(name) / "records").to_pyarrow_dataset().to_table(use_threads=False)
-        )
+        table = self._records_table(name).to_pyarrow_dataset().to_table(use_threads=False)
         order = [(column, "ascending") for column in ("topic", "partition", "offset", "index")]
         ordered = table.sort_by(order).combine_chunks()
         records = xxhash.xxh3_128()

@@ -1,0 +1,220 @@
+"""The embedded S3 server: s3proxy, one Java process on 127.0.0.1, with its data under SERIATIM_HOME. It is
+for trying, for the demo and for tests, not for production.
+
+It holds put-if-absent in races, which is all that Seriatim asks for. Its If-Match does not hold.
+
+Next: embedded/server_process.py starts and finds the process; storage/object_store.py is its client.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from seriatim import config
+from seriatim.embedded import jars, java, properties, server_process
+from seriatim.embedded.file_lock import file_lock
+from seriatim.errors import ConfigError, PlatformError
+
+HEAP_SIZE = "512m"
+MAIN_CLASS = "org.gaul.s3proxy.Main"
+PROCESS_MARKER = "-Dseriatim.s3="
+BUCKET = "seriatim"
+REGION = "us-east-1"
+SIGNED_BYTES_MAX = 1 << 30
+"""The largest object that it takes in one put. Its own default is 128 MB."""
+START_TIMEOUT_SECONDS = 300
+NOTICE_EVERY_SECONDS = 5.0
+POLL_SECONDS = 0.1
+PORT_TRIES = 5
+LOCK_NOTICE = "waiting: another start or stop of this S3 server is under way"
+
+PrintNotice = Callable[[str], None]
+
+
+class S3ServerInfo(msgspec.Struct, frozen=True):
+    """What people and scripts need to know about a running server. Its credentials are not in it."""
+
+    endpoint: str
+    bucket: str
+    pid: int
+
+
+def start_s3_server(
+    settings: config.Settings, home: Path, port: int | None, print_notice: PrintNotice
+) -> S3ServerInfo:
+    """Start the server of this home, and return when it listens. One that runs already is left as it
+    is; it is refused if it has another port. `settings` say where the cache of JARs is.
+    """
+    folder = _server_folder(home)
+    with file_lock(folder / "lock", print_notice, LOCK_NOTICE):
+        process = _find_process(folder)
+        if process is None:
+            process = _launch(folder, port, settings, print_notice)
+        else:
+            if port and port != _port(folder):
+                raise ConfigError(
+                    f"the S3 server is already running at port {_port(folder)}",
+                    next="seriatim s3 stop, then start it again",
+                )
+            print_notice(f"already running (pid {process.pid})")
+            _wait_until_listening(folder, process, print_notice)
+        return _server_info(folder, process)
+
+
+def stop_s3_server(home: Path, print_notice: PrintNotice) -> bool:
+    """Stop the server of this home; False if none was running."""
+    folder = _server_folder(home)
+    with file_lock(folder / "lock", print_notice, LOCK_NOTICE):
+        process = _find_process(folder)
+        if process is None:
+            return False
+        server_process.terminate(process, "S3 server", print_notice)
+        return True
+
+
+def s3_server_status(home: Path) -> S3ServerInfo | None:
+    """The server of this home, if it runs."""
+    folder = _server_folder(home)
+    process = _find_process(folder)
+    return _server_info(folder, process) if process else None
+
+
+def s3_environment(home: Path) -> dict[str, str]:
+    """The variables with which clients find the running server of this home. They have its secret."""
+    server = s3_server_status(home)
+    if server is None:
+        raise PlatformError(
+            "no embedded S3 server is running", home=str(home), next="seriatim s3 start"
+        )
+    server_settings = properties.read_properties(_settings_file(_server_folder(home)))
+    return {
+        "AWS_ENDPOINT_URL": server.endpoint,
+        "AWS_ACCESS_KEY_ID": server_settings["s3proxy.identity"],
+        "AWS_SECRET_ACCESS_KEY": server_settings["s3proxy.credential"],
+        "AWS_REGION": REGION,
+        # Seriatim sees it by the endpoint; other clients of the same library must be told.
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+def _server_folder(home: Path) -> Path:
+    return (home / "s3").resolve()
+
+
+def _settings_file(folder: Path) -> Path:
+    return folder / "server.properties"
+
+
+def _server_info(folder: Path, process: psutil.Process) -> S3ServerInfo:
+    return S3ServerInfo(f"http://{properties.HOST}:{_port(folder)}", BUCKET, process.pid)
+
+
+def _port(folder: Path) -> int | None:
+    endpoint = properties.read_properties(_settings_file(folder)).get("s3proxy.endpoint", "")
+    port = endpoint.rpartition(":")[2]
+    return int(port) if port else None
+
+
+def _find_process(folder: Path) -> psutil.Process | None:
+    return server_process.find(f"{PROCESS_MARKER}{folder}", MAIN_CLASS)
+
+
+def _launch(
+    folder: Path, port: int | None, settings: config.Settings, print_notice: PrintNotice
+) -> psutil.Process:
+    """Start the server. If no port is given, another process may take the free port that we chose
+    before the server does; then another one is tried.
+    """
+    command = _command(folder, settings, print_notice)
+    log = folder / "server.log"
+    for _ in range(PORT_TRIES):
+        _write_settings(folder, port)
+        process = server_process.spawn(command, log)
+        try:
+            if _wait_until_listening(folder, process, print_notice):
+                return process
+        except KeyboardInterrupt:
+            server_process.terminate(process, "S3 server", print_notice)
+            raise
+        if port is not None or "Address already in use" not in log.read_text(errors="replace"):
+            break
+    raise PlatformError("the S3 server ended while starting", next=f"read {log}")
+
+
+def _command(folder: Path, settings: config.Settings, print_notice: PrintNotice) -> list[str]:
+    """The command line. Its credentials are in the settings file, which only its owner can read."""
+    java_program = java.find_java(config.child_environment())
+    (jar,) = jars.ensure_jars("s3", settings, print_notice)
+    options = [f"-Xmx{HEAP_SIZE}", "-XX:+ExitOnOutOfMemoryError", f"{PROCESS_MARKER}{folder}"]
+    options += ["-DLOG_LEVEL=warn", "-DJETTY_LOG_LEVEL=warn"]
+    arguments = ["--properties", str(_settings_file(folder))]
+    return [str(java_program), *options, "-cp", str(jar), MAIN_CLASS, *arguments]
+
+
+def _write_settings(folder: Path, port: int | None) -> None:
+    """Write the settings of one start. Port and credentials are those of the start before, so that
+    clients find the server again.
+    """
+    if port and not server_process.wait_until_free(port):
+        raise ConfigError(
+            f"port {port} is taken by another program", next="choose another --port, or none"
+        )
+    previous = properties.read_properties(_settings_file(folder))
+    chosen_port = port or _port(folder)
+    if chosen_port is None or not server_process.wait_until_free(chosen_port):
+        chosen_port = properties.free_port()
+    data = folder / "data"
+    # A bucket is a folder of its data.
+    (data / BUCKET).mkdir(parents=True, exist_ok=True)
+    server_settings = {
+        "s3proxy.endpoint": f"http://{properties.HOST}:{chosen_port}",
+        "s3proxy.authorization": "aws-v4",
+        "s3proxy.identity": previous.get("s3proxy.identity") or secrets.token_hex(10),
+        "s3proxy.credential": previous.get("s3proxy.credential") or secrets.token_hex(20),
+        "s3proxy.v4-max-non-chunked-request-size": str(SIGNED_BYTES_MAX),
+        "jclouds.provider": "filesystem-nio2",
+        "jclouds.filesystem.basedir": str(data),
+        # Of the provider, which needs none but wants to be given some.
+        "jclouds.identity": "none",
+        "jclouds.credential": "none",
+    }
+    properties.write_properties(_settings_file(folder), server_settings, is_private=True)
+
+
+def _wait_until_listening(folder: Path, process: psutil.Process, print_notice: PrintNotice) -> bool:
+    """Wait until the process itself listens at its port. Returns False if it ended first."""
+    port = _port(folder)
+    start_seconds = time.monotonic()
+    notice_seconds = start_seconds
+    while time.monotonic() - start_seconds < START_TIMEOUT_SECONDS:
+        if not server_process.is_running(process):
+            return False
+        if _is_listening(process, port):
+            return True
+        now_seconds = time.monotonic()
+        if now_seconds - notice_seconds >= NOTICE_EVERY_SECONDS:
+            notice_seconds = now_seconds
+            print_notice(f"waiting for the S3 server: {now_seconds - start_seconds:.0f} s")
+        time.sleep(POLL_SECONDS)
+    raise PlatformError(
+        f"the S3 server does not listen after {START_TIMEOUT_SECONDS} s, but it is still at work",
+        next=f"read {folder / 'server.log'}; seriatim s3 start goes on waiting, s3 stop ends it",
+    )
+
+
+def _is_listening(process: psutil.Process, port: int | None) -> bool:
+    """Whether this process listens at the port. Another one may have taken it."""
+    try:
+        connections = process.net_connections("tcp")
+    except psutil.NoSuchProcess:
+        return False
+    for connection in connections:
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            return True
+    return False

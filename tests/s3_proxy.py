@@ -1,0 +1,116 @@
+"""A proxy before an S3 server: it counts requests, and makes trouble that a test asks for."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any
+
+STALL_SECONDS = 5
+HOP_HEADERS = ("transfer-encoding", "connection", "content-length")
+Trouble = Callable[[str, str], str]
+"""What happens to a request, by its method and path: "lost" (its answer), "503", "reset" (before the
+server sees it), "stall", or "" for nothing.
+"""
+
+
+def no_trouble(_: str, __: str) -> str:
+    """Everything is passed on."""
+    return ""
+
+
+class S3Proxy:
+    """A proxy on a port of its own. It runs within a `with` block."""
+
+    def __init__(self, endpoint: str, trouble: Trouble = no_trouble) -> None:
+        self.backend = endpoint.removeprefix("http://")
+        self.trouble = trouble
+        self.requests: list[tuple[str, str]] = []
+        self._server = _ProxyServer(("127.0.0.1", 0), _Handler)
+        self._server.proxy = self
+        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> S3Proxy:
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def count(self, method: str = "", part: str = "") -> int:
+        """How many requests had this method, and this text in their path."""
+        return sum(method in seen and part in path for seen, path in self.requests)
+
+
+class _ProxyServer(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    proxy: S3Proxy
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that go away are part of the trouble."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: _ProxyServer
+
+    def handle_request(self) -> None:
+        """Pass one request on, unless there is trouble."""
+        proxy = self.server.proxy
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        proxy.requests.append((self.command, self.path))
+        trouble = proxy.trouble(self.command, self.path)
+        if trouble == "503":
+            self._answer(503, [], b"")
+            return
+        if trouble == "reset":
+            self._hang_up()
+            return
+        if trouble == "stall":
+            time.sleep(STALL_SECONDS)
+        backend = http.client.HTTPConnection(proxy.backend, timeout=60)
+        backend.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+        for name, value in self.headers.items():
+            backend.putheader(name, value)
+        backend.endheaders(body or None)
+        answer = backend.getresponse()
+        content = answer.read()
+        headers = answer.getheaders()
+        backend.close()
+        if trouble == "lost":
+            self._hang_up()
+            return
+        self._answer(answer.status, headers, content)
+
+    do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_request  # noqa: N815
+
+    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+        self.send_response(status)
+        length = str(len(content))
+        for name, value in headers:
+            if name.lower() not in HOP_HEADERS:
+                self.send_header(name, value)
+            elif name.lower() == "content-length" and self.command == "HEAD":
+                length = value
+        self.send_header("Content-Length", length)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def _hang_up(self) -> None:
+        self.close_connection = True
+        self.connection.close()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing is printed."""
