@@ -413,15 +413,7 @@ def judged_partitions(
         for change in entry.changes:
             if change.certificate or change.records or change.state is not None:
                 changes_by_partition.setdefault(str(change.partition), []).append((entry, change))
-    files_by_partition: dict[str, list[File]] = {}
-    foreign_files: list[File] = []
-    for file in active_files:
-        # Our paths are TABLE/TOPIC/NUMBER/NAME. Other programs choose folders of their own.
-        partition_name = "/".join(file.path.split("/")[1:-1])
-        if partition_name in after.partitions:
-            files_by_partition.setdefault(partition_name, []).append(file)
-        else:
-            foreign_files.append(file)
+    files_by_partition, foreign_files = _own_and_foreign_files(after, active_files)
     partitions: list[JudgedPartition] = []
     for partition_name, changes in sorted(changes_by_partition.items()):
         previous_account = before.partitions.get(partition_name)
@@ -438,6 +430,22 @@ def judged_partitions(
         )
         partitions.append(judged)
     return partitions
+
+
+def _own_and_foreign_files(
+    ledger: Ledger, active_files: Iterable[File]
+) -> tuple[dict[str, list[File]], list[File]]:
+    """Our files of the table by partition, and those that another program made of ours."""
+    own_files: dict[str, list[File]] = {}
+    foreign_files: list[File] = []
+    for file in active_files:
+        # Our paths are TABLE/TOPIC/NUMBER/NAME. Other programs choose folders of their own.
+        partition_name = "/".join(file.path.split("/")[1:-1])
+        if partition_name in ledger.partitions:
+            own_files.setdefault(partition_name, []).append(file)
+        else:
+            foreign_files.append(file)
+    return own_files, foreign_files
 
 
 def _find_first_new_offsets(

@@ -213,7 +213,7 @@ class Verification:
     def _check_table(self) -> None:
         """Step 2: check the files of the table."""
         self.table_files = replay_expected_files(self.commits)
-        self.active_paths = replay_active_files(self.commits)
+        self.active_paths = set(replay_active_files(self.commits))
         try:
             reader_paths = self.audit.paths_readers_see(self.commits[-1].version)
         except UnreadableFileError as error:
