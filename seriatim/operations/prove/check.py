@@ -254,24 +254,14 @@ class CheckAttempt:
         first_offsets = dict(judged.first_new_offsets)
         if base.topic_id:
             first_offsets[base.topic_id] = base.frontier
-        committed_files = self._committed_files(judged.partition)
-        record_files: list[CommittedFile] = []
-        for file in judged.files_since(first_offsets):
-            unread = CommittedFile.of_unread_entry(file, self.result.judged_after, judged.partition)
-            record_files.append(committed_files.get(file.path, unread))
-        state_files = [
-            committed_files[file.path]
-            for file in judged.account.state
-            if file.path in committed_files
-        ]
         rows_in_table = None
         if judged.has_only_own_files:
             rows_in_table = sum(file.rows for file in judged.record_files)
         return PartitionClaims(
             partition=judged.partition,
             account=judged.account,
-            record_files=tuple(record_files),
-            state_files=tuple(state_files),
+            record_files=self._committed_files(judged, judged.files_since(first_offsets)),
+            state_files=self._committed_files(judged, base.newer_files(judged.account)),
             base=base,
             first_offsets=first_offsets,
             rows_in_table=rows_in_table,
@@ -286,18 +276,24 @@ class CheckAttempt:
         """
         return None if judged.rewritten_files else self.prover.row_reader
 
-    def _committed_files(self, partition: Partition) -> dict[str, CommittedFile]:
-        """The files that entries named since the last judged one, by path."""
-        files: dict[str, CommittedFile] = {}
+    def _committed_files(
+        self, judged: JudgedPartition, files: Iterable[File]
+    ) -> tuple[CommittedFile, ...]:
+        """These files, each with the entry that named it since the last judged one."""
+        committed_files = {
+            file.path: CommittedFile.of_unread_entry(
+                file, self.result.judged_after, judged.partition
+            )
+            for file in files
+        }
         for manifest in self.manifests:
             entry = manifest.entry
             for change in entry.changes:
-                if change.partition != partition:
-                    continue
                 for file in change.files():
-                    committed_file = CommittedFile(file, entry.sequence, change, type(entry))
-                    files.setdefault(file.path, committed_file)
-        return files
+                    if change.partition == judged.partition and file.path in committed_files:
+                        committed_file = CommittedFile(file, entry.sequence, change, type(entry))
+                        committed_files[file.path] = committed_file
+        return tuple(committed_files.values())
 
     def _judge_partition(self, judged: JudgedPartition, proof: PartitionProof) -> None:
         """Step 2: take the evidence of a partition, and check its new records."""
@@ -410,15 +406,7 @@ def judged_partitions(
         for change in entry.changes:
             if change.certificate or change.records or change.state is not None:
                 changes_by_partition.setdefault(str(change.partition), []).append((entry, change))
-    files_by_partition: dict[str, list[File]] = {}
-    foreign_files: list[File] = []
-    for file in active_files:
-        # Our paths are TABLE/TOPIC/NUMBER/NAME. Other programs choose folders of their own.
-        partition_name = "/".join(file.path.split("/")[1:-1])
-        if partition_name in after.partitions:
-            files_by_partition.setdefault(partition_name, []).append(file)
-        else:
-            foreign_files.append(file)
+    files_by_partition, foreign_files = _own_and_foreign_files(after, active_files)
     partitions: list[JudgedPartition] = []
     for partition_name, changes in sorted(changes_by_partition.items()):
         previous_account = before.partitions.get(partition_name)
@@ -435,6 +423,22 @@ def judged_partitions(
         )
         partitions.append(judged)
     return partitions
+
+
+def _own_and_foreign_files(
+    ledger: Ledger, active_files: Iterable[File]
+) -> tuple[dict[str, list[File]], list[File]]:
+    """Our files of the table by partition, and those that another program made of ours."""
+    own_files: dict[str, list[File]] = {}
+    foreign_files: list[File] = []
+    for file in active_files:
+        # Our paths are TABLE/TOPIC/NUMBER/NAME. Other programs choose folders of their own.
+        partition_name = "/".join(file.path.split("/")[1:-1])
+        if partition_name in ledger.partitions:
+            own_files.setdefault(partition_name, []).append(file)
+        else:
+            foreign_files.append(file)
+    return own_files, foreign_files
 
 
 def _find_first_new_offsets(

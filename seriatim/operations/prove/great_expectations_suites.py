@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
@@ -389,12 +390,9 @@ def _merge_judgements(left: Judgement | None, right: Judgement) -> Judgement:
     """The judgements of two batches as one."""
     if left is None:
         return right
-    return Judgement(
-        expectation=left.expectation,
-        partition=left.partition,
+    return replace(
+        left,
         broken_count=left.broken_count + right.broken_count,
         row_count=left.row_count + right.row_count,
-        example_offset=left.example_offset,
-        found=left.found,
         files=tuple(dict.fromkeys([*left.files, *right.files])),
     )

@@ -887,6 +887,11 @@ class FoldBase(Struct, frozen=True):
     frontier: int = 0
     state: tuple[File, ...] = ()
 
+    def newer_files(self, account: Account) -> list[File]:
+        """The present state files that are not of the base."""
+        base_paths = {file.path for file in self.state}
+        return [file for file in account.state if file.path not in base_paths]
+
 
 class PartitionClaims(Struct, frozen=True, kw_only=True):
     """What the ledger says of one partition, and which of its files are to be compared with it."""
@@ -896,14 +901,14 @@ class PartitionClaims(Struct, frozen=True, kw_only=True):
     record_files: tuple[CommittedFile, ...] = ()
     """Those to read, by offset."""
     state_files: tuple[CommittedFile, ...] = ()
-    """State files whose content is to be compared with their entries."""
+    """The present state files that are not of the base, oldest first."""
     base: FoldBase = FoldBase()
     first_offsets: dict[str, int] | None = None
     """By topic id: the first offset that is folded over the base. None: that of each file."""
     rows_in_table: int | None = None
     """Rows of all its record files that are in the table; None: that is not known."""
     checks_files: bool = True
-    """Whether the content of the record files is compared with their entries."""
+    """Whether the content of the files is compared with their entries."""
     folds_rows: bool = True
     """Whether its records can be folded to rows."""
     counts_sessions: bool = False
@@ -966,10 +971,9 @@ class _PartitionReading:
             self._add_differences(differences)
         if claims.counts_sessions:
             self._count_sessions()
-        for state_file in claims.state_files:
-            sessions = self.prover.state.all_sessions([state_file.file])
-            last_offsets = [session.last_offset for _, session in sessions]
-            self._add_differences(check_state_file(state_file, last_offsets))
+        if self.row_reader is None and claims.checks_files:
+            for _ in self._names_in_state(checks_files=True):
+                pass  # The files are compared while their sessions are read.
         try:
             for number in range(claims.round_count):
                 self._read_round(number)
@@ -1143,10 +1147,7 @@ class _PartitionReading:
         account = self.claims.account
         # 1. Sessions of new state files.
         if row_reader.is_exact:
-            base_paths = {file.path for file in self.claims.base.state}
-            new_files = [file for file in account.state if file.path not in base_paths]
-            sessions = self.prover.state.all_sessions(new_files)
-            names: Iterable[str] = (name for name, _ in sessions)
+            names: Iterable[str] = self._names_in_state(checks_files=request.with_outlines)
             if request.bucket is not None:
                 names = filter(request.includes_session, names)
             for chunk in _chunks(names):
@@ -1159,6 +1160,22 @@ class _PartitionReading:
         # 3. Sessions of other topic ids.
         for topic_session in list(rows.tables):
             self._compare_session(row_reader, rows, topic_session, {})
+
+    def _names_in_state(self, *, checks_files: bool) -> Iterator[str]:
+        """The sessions that the state files since the base have, each once.
+
+        With `checks_files`, each file is compared with its entry when all of it was read.
+        """
+        seen_names: set[str] = set()
+        for state_file in self.claims.state_files:
+            last_offsets: list[int] = []
+            for name, session in self.prover.state.all_sessions([state_file.file]):
+                last_offsets.append(session.last_offset)
+                if name not in seen_names:
+                    seen_names.add(name)
+                    yield name
+            if checks_files:
+                self._add_differences(check_state_file(state_file, last_offsets))
 
     def _compare_sessions(
         self, row_reader: StateRowReader, rows: FoldedRows, names: Sequence[str]

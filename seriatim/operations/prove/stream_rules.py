@@ -99,15 +99,23 @@ def _check_signature(
             str(commit.transaction),
         ),
     ]
+    file = _commit_path(commit.version)
+    yield from _broken_rules(checks, file, signature.sequence, RESTORE_LOG_ADVICE)
+
+
+def _broken_rules(
+    checks: Iterable[RuleCheck], file: str, sequence: int, advice: str
+) -> Iterator[Difference]:
+    """The rules about a file of the ledger that do not hold."""
     for check in checks:
         if check.expected != check.actual:
             yield Difference(
                 description=check.description,
-                file=_commit_path(commit.version),
-                sequence=signature.sequence,
+                file=file,
+                sequence=sequence,
                 expected=str(check.expected),
                 found=str(check.actual),
-                next=RESTORE_LOG_ADVICE,
+                next=advice,
             )
 
 
@@ -164,14 +172,10 @@ def check_witness(
         )
 
 
-def replay_expected_files(commits: Iterable[Commit]) -> dict[str, AddedFile]:
-    """The files of the table by the entries of the ledger, and by rewrites of other programs."""
+def replay_active_files(commits: Iterable[Commit]) -> dict[str, AddedFile]:
+    """The files of the table by these commits, as they were added."""
     files: dict[str, AddedFile] = {}
     for commit in commits:
-        # A commit by another program that changes data is not expected: its files show as
-        # differences in `check_table_files`.
-        if commit.signature is None and not commit.is_rewrite:
-            continue
         for path in commit.removes:
             files.pop(path, None)
         for added in commit.adds:
@@ -179,13 +183,13 @@ def replay_expected_files(commits: Iterable[Commit]) -> dict[str, AddedFile]:
     return files
 
 
-def replay_active_files(commits: Iterable[Commit]) -> set[str]:
-    """The files of the table by all its commits."""
-    paths: set[str] = set()
-    for commit in commits:
-        paths.difference_update(commit.removes)
-        paths.update(added.path for added in commit.adds)
-    return paths
+def replay_expected_files(commits: Iterable[Commit]) -> dict[str, AddedFile]:
+    """The files of the table by the entries of the ledger, and by rewrites of other programs."""
+    # A commit by another program that changes data is not expected: its files show as differences
+    # in `check_table_files`.
+    return replay_active_files(
+        commit for commit in commits if commit.signature is not None or commit.is_rewrite
+    )
 
 
 def check_table_files(
@@ -267,16 +271,7 @@ def check_manifest(
             sorted(commit.removes),
         ),
     ]
-    for check in checks:
-        if check.expected != check.actual:
-            yield Difference(
-                description=check.description,
-                file=signature.manifest,
-                sequence=sequence,
-                expected=str(check.expected),
-                found=str(check.actual),
-                next=RESTORE_ADVICE,
-            )
+    yield from _broken_rules(checks, signature.manifest, sequence, RESTORE_ADVICE)
     for path, file in files.items():
         if path in added_files:  # Otherwise the comparison of the paths has found it already.
             yield from _check_added_file(file, added_files[path], sequence)

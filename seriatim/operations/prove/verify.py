@@ -213,7 +213,7 @@ class Verification:
     def _check_table(self) -> None:
         """Step 2: check the files of the table."""
         self.table_files = replay_expected_files(self.commits)
-        self.active_paths = replay_active_files(self.commits)
+        self.active_paths = set(replay_active_files(self.commits))
         try:
             reader_paths = self.audit.paths_readers_see(self.commits[-1].version)
         except UnreadableFileError as error:
@@ -433,12 +433,11 @@ class Verification:
 
     def _all_claims(self, *, is_table_own: bool) -> list[PartitionClaims]:
         """What the ledger says of each partition. `is_table_own`: no other program rewrote the table."""
-        files_by_partition: dict[str, list[CommittedFile]] = {}
-        for path in self.outlines:
+        paths_by_partition: dict[str, list[str]] = {}
+        for path in sorted(self.outlines, key=lambda path: self.outlines[path].first_offset):
             if path in self.active_paths:
-                committed_file = self.committed_files[path]
-                name = str(committed_file.change.partition)
-                files_by_partition.setdefault(name, []).append(committed_file)
+                name = str(self.committed_files[path].change.partition)
+                paths_by_partition.setdefault(name, []).append(path)
         rows_by_partition: dict[str, int] = {}
         for path, added in self.table_files.items():
             name = "/".join(path.split("/")[1:-1])
@@ -446,15 +445,15 @@ class Verification:
         claims: list[PartitionClaims] = []
         for name, account in self.last_ledger.partitions.items():
             rows_in_table = rows_by_partition.get(name, 0) if is_table_own else None
-            files = files_by_partition.get(name, [])
-            claims.append(self._claims(name, account, files, rows_in_table))
+            paths = paths_by_partition.get(name, [])
+            claims.append(self._claims(name, account, paths, rows_in_table))
         return claims
 
     def _claims(
         self,
         partition_name: str,
         account: Account,
-        record_files: Iterable[CommittedFile],
+        paths: Iterable[str],
         rows_in_table: int | None,
     ) -> PartitionClaims:
         """What the ledger says of a partition. Its files were compared with their entries in step 4."""
@@ -465,11 +464,16 @@ class Verification:
         is_exact = self.row_reader is not None and self.row_reader.is_exact
         if is_exact and signed_account is not None:
             base = FoldBase(signed_account.topic_id, signed_account.frontier, signed_account.state)
-        in_order = sorted(record_files, key=lambda committed: committed.file.first_offset)
+        partition = Partition.parse(partition_name)
+        state_files = [
+            CommittedFile.of_unread_entry(file, self.last_ledger.sequence, partition)
+            for file in base.newer_files(account)
+        ]
         return PartitionClaims(
-            partition=Partition.parse(partition_name),
+            partition=partition,
             account=account,
-            record_files=tuple(in_order),
+            record_files=tuple(self.committed_files[path] for path in paths),
+            state_files=tuple(state_files),
             base=base,
             rows_in_table=rows_in_table,
             checks_files=False,

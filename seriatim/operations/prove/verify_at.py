@@ -30,7 +30,7 @@ from seriatim.ledger.gaps import Gap, GapsFold
 from seriatim.ledger.model import Account
 from seriatim.operations.prove.stream_rules import replay_active_files
 from seriatim.operations.prove.verify import Verification
-from seriatim.ports import AddedFile, Audit, Commit, PastMessageReader
+from seriatim.ports import AddedFile, Audit, PastMessageReader
 from seriatim.stream import Stream
 
 MESSAGES_AT_ONCE = 5_000
@@ -666,7 +666,7 @@ def output_sources(
             for file in change.quarantine_files:
                 partition_offsets = quarantined_offsets.setdefault(change.partition, set())
                 partition_offsets.update(row["offset"] for row in audit.rows(file.path, ["offset"]))
-    active_files = _active_files(verification.commits)
+    active_files = replay_active_files(verification.commits).values()
     sources: dict[Partition, MessageSource] = {}
     for partition_name, account in accounts.items():
         partition = Partition.parse(partition_name)
@@ -679,18 +679,6 @@ def output_sources(
             headless_ranges=_headless_ranges(gaps_fold.gaps, partition, account.topic_id),
         )
     return sources, certificates
-
-
-def _active_files(commits: Iterable[Commit]) -> list[AddedFile]:
-    """The files that are in the table now, as their commits added them."""
-    commits = list(commits)
-    active_paths = replay_active_files(commits)
-    files: dict[str, AddedFile] = {}
-    for commit in commits:
-        for added in commit.adds:
-            if added.path in active_paths:
-                files[added.path] = added
-    return list(files.values())
 
 
 def _headless_ranges(
