@@ -173,7 +173,7 @@ def backfill(
     Example: seriatim backfill demo --partitions demo-a/3 --from 41000 --until 52000 --dry-run
     """
     from seriatim.cli.repair_screen import run_repair
-    from seriatim.operations.accept import require_head
+    from seriatim.ledger.commit import require_head
     from seriatim.operations.repair.backfill import backfill_ranges
     from seriatim.operations.repair.damage import RepairRequest
 

@@ -15,7 +15,7 @@ from seriatim.cli.stop import exit_on_signal
 from seriatim.context import ConnectedStream
 from seriatim.engine.findings import Finding, new_findings_error, shorten
 from seriatim.errors import IntegrityError
-from seriatim.operations.accept import require_head
+from seriatim.ledger.commit import require_head
 from seriatim.operations.repair.damage import (
     ForwardAction,
     Hold,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from seriatim.engine.crash_points import crash_point
 from seriatim.engine.records import MAIN_TABLE, table_of_path
-from seriatim.errors import FencedError, IntegrityError, PlatformError
+from seriatim.errors import ConfigError, FencedError, IntegrityError, PlatformError
 from seriatim.ledger.entries import AnyEntry, Entry, StartEntry, apply_entry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Change, Ledger
@@ -51,6 +51,17 @@ def read_head(store: LedgerStore, stream: str) -> LedgerHead | None:
     is_ahead = ledger.sequence > sequence
     if not is_ahead or not store.has_manifest(sha256, sequence - 1):
         raise _witness_error(stream, f"entry {sequence} is another one than head.json has seen")
+    return head
+
+
+def require_head(store: LedgerStore, stream: str) -> LedgerHead:
+    """The head of the ledger. Without a ledger there is nothing to decide, which is refused."""
+    head = read_head(store, stream)
+    if head is None:
+        raise ConfigError(
+            f"{stream}: it was never run, so there is nothing to decide",
+            next=f"seriatim run {stream}",
+        )
     return head
 
 

@@ -27,7 +27,7 @@ from seriatim.engine.offsets import Bounds, Partition
 from seriatim.engine.session import Session, SessionEndRecords
 from seriatim.engine.task import OutputWriters, stem_prefix
 from seriatim.errors import ConfigError, FencedError, raise_broken_promise
-from seriatim.ledger.commit import TRIES_MAX, commit, read_head
+from seriatim.ledger.commit import TRIES_MAX, commit, require_head
 from seriatim.ledger.entries import FINDINGS_ENDED_BY_ACCEPT, AcceptEntry
 from seriatim.ledger.model import (
     Account,
@@ -38,7 +38,7 @@ from seriatim.ledger.model import (
 )
 from seriatim.operations.plan import bounds_finding
 from seriatim.operations.sweep import sweep_dead
-from seriatim.ports import LedgerHead, LedgerStore, OpenStream
+from seriatim.ports import LedgerHead, OpenStream
 
 RECORDS_PER_WRITE = 5_000
 OFFSETS_NAMED_MAX = 20
@@ -114,17 +114,6 @@ def accept_topic(
             if new_head.ledger.sequence == head.ledger.sequence:
                 raise
     return raise_broken_promise("an accept ends by a commit or an error")
-
-
-def require_head(store: LedgerStore, stream: str) -> LedgerHead:
-    """The head of the ledger. Without a ledger there is nothing to decide, which is refused."""
-    head = read_head(store, stream)
-    if head is None:
-        raise ConfigError(
-            f"{stream}: it was never run, so there is nothing to decide",
-            next=f"seriatim run {stream}",
-        )
-    return head
 
 
 def find_named_partitions(ledger: Ledger, name: str) -> tuple[str, list[Partition]]:

@@ -24,7 +24,7 @@ from seriatim.engine.rules import is_in_doubt, needs_snapshot
 from seriatim.engine.session import Counts, Session
 from seriatim.engine.task import stem_prefix
 from seriatim.errors import ConfigError, FencedError, raise_broken_promise
-from seriatim.ledger.commit import TRIES_MAX, commit
+from seriatim.ledger.commit import TRIES_MAX, commit, require_head
 from seriatim.ledger.entries import FINDINGS_ENDED_BY_ACCEPT, AcceptEntry
 from seriatim.ledger.model import (
     Account,
@@ -33,7 +33,7 @@ from seriatim.ledger.model import (
     refuse_incompatible_machine,
     unmoved_change,
 )
-from seriatim.operations.accept import refuse_held, require_head
+from seriatim.operations.accept import refuse_held
 from seriatim.ports import OpenStream
 
 

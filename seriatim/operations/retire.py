@@ -13,13 +13,12 @@ from msgspec import Struct, field
 from seriatim import __version__
 from seriatim.engine.offsets import Bounds, Partition
 from seriatim.errors import ConfigError
-from seriatim.ledger.commit import commit
+from seriatim.ledger.commit import commit, require_head
 from seriatim.ledger.entries import RetireEntry
 from seriatim.ledger.model import Account, Ledger, unmoved_change
 from seriatim.operations.accept import (
     find_named_partitions,
     refuse_held,
-    require_head,
     unknown_topic_error,
 )
 from seriatim.ports import Clock, LedgerStore, Log
