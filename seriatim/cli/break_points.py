@@ -87,7 +87,7 @@ def find_stops(
 
         # The condition needs the message alone, so all messages between two stops are folded at
         # once, which is much faster.
-        yield from replay.chosen_messages(until, is_chosen)
+        yield from replay.next_messages(until, is_chosen)
 
 
 def _find_stops_one_by_one(

@@ -8,7 +8,7 @@ Next: operations/repair/refold.py calls this; record_files.py writes what the fo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby, zip_longest
 
 import pyarrow as pa
@@ -175,8 +175,9 @@ class ParquetJoiner:
         """The first offset at which the replaced records of the old files differ from the records
         of the new files in this range; None if they are the same.
         """
-        old_tables = self._replaced_records(old_files, replaced)
-        new_tables = self._records_in_range(new_files, offset_range)
+        old_tables = self._read_rows(old_files, lambda table: _replaced_mask(table, replaced))
+        near_files = _overlapping_files(new_files, offset_range)
+        new_tables = self._read_rows(near_files, lambda table: _offset_mask(table, offset_range))
         if not old_tables and not new_tables:
             return None
         # An empty table with the right columns: one of the two sides may have no file at all.
@@ -204,11 +205,10 @@ class ParquetJoiner:
         files in this range. None if there are none.
         """
         near_files = _overlapping_files(new_files, offset_range)
-        tables = []
-        for file in old_files:
-            table = self._read_verified(file)
-            tables.append(table.filter(pc.invert(_replaced_mask(table, replaced))))
-        tables += self._records_in_range(near_files, offset_range)
+        tables = self._read_rows(
+            old_files, lambda table: pc.invert(_replaced_mask(table, replaced))
+        )
+        tables += self._read_rows(near_files, lambda table: _offset_mask(table, offset_range))
         tables = [table for table in tables if table.num_rows]
         if not tables:
             return None
@@ -229,19 +229,15 @@ class ParquetJoiner:
             last_offset=offsets[-1].as_py(),
         )
 
-    def _replaced_records(self, files: Sequence[File], replaced: ReplacedRecords) -> list[pa.Table]:
+    def _read_rows(
+        self, files: Iterable[File], mask_of_table: Callable[[pa.Table], pa.ChunkedArray]
+    ) -> list[pa.Table]:
+        """The rows of each file that a mask chooses."""
         # One file after the other: only what is taken of each stays in memory.
         tables = []
         for file in files:
             table = self._read_verified(file)
-            tables.append(table.filter(_replaced_mask(table, replaced)))
-        return tables
-
-    def _records_in_range(self, files: Sequence[File], offset_range: OffsetRange) -> list[pa.Table]:
-        tables = []
-        for file in _overlapping_files(files, offset_range):
-            table = self._read_verified(file)
-            tables.append(table.filter(_offset_mask(table, offset_range)))
+            tables.append(table.filter(mask_of_table(table)))
         return tables
 
     def _read_verified(self, file: File, columns: list[str] | None = None) -> pa.Table:

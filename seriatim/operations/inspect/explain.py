@@ -234,7 +234,7 @@ class RowExplainer:
                 return True
             return self._names_row(replay.tracing_fold.decode_message(message.as_batch))
 
-        for step in replay.chosen_steps(replay.committed_end, touches_row):
+        for step in replay.steps(replay.committed_end, touches_row):
             touch = self._touch_from_step(step, records.get(step.offset, []))
             touches.append(touch)
         return touches

@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.files import File
+from seriatim.engine.files import Certificate, File, StateStore
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition, Ranges
 from seriatim.engine.task import PartitionWork, TaskContext, TaskResult, run_task
@@ -261,17 +261,7 @@ class ReplayRun:
         def read(offset_range: OffsetRange) -> Iterator[MessageBatch]:
             return loss_detector.read_and_detect(offset_range, note_loss)
 
-        def release_again() -> None:
-            output.state = repeat_releases(
-                rewind,
-                output.until,
-                self.open_stream.stream.tier,
-                task_context.state,
-                output.state,
-                f"{rewind.account.epoch}-released-",
-            )
-
-        release_again()
+        self._repeat_releases(rewind, output, task_context.state)
         for number, stage in enumerate(plan_stages(rewind, self.messages_max)):
             # Each stage goes on with the state that the stage before it saved.
             work = PartitionWork(
@@ -287,13 +277,23 @@ class ReplayRun:
                 headless_since=rewind.headless_since(stage.offset_range.start),
             )
             result = self._fold_stage(work, task_context, rewind.account, read)
-            self._take_result(output, result, stage.offset_range)
+            certificate = self._take_result(output, result, stage.offset_range)
             output.missing_messages = sum(missing_messages.values())
-            if result.certificate is not None:
-                message_time_ms = max(message_time_ms, result.certificate.message_time_ms)
+            message_time_ms = max(message_time_ms, certificate.message_time_ms)
             if output.halt_reason:
                 return
-            release_again()
+            self._repeat_releases(rewind, output, task_context.state)
+
+    def _repeat_releases(self, rewind: Rewind, output: ReplayOutput, state: StateStore) -> None:
+        """Release the sessions again that a person released where the replay is now."""
+        output.state = repeat_releases(
+            rewind,
+            output.until,
+            self.open_stream.stream.tier,
+            state,
+            output.state,
+            f"{rewind.account.epoch}-released-",
+        )
 
     def _fold_stage(
         self, work: PartitionWork, task_context: TaskContext, account: Account, read: ReadBatches
@@ -321,8 +321,8 @@ class ReplayRun:
 
     def _take_result(
         self, output: ReplayOutput, result: TaskResult, offset_range: OffsetRange
-    ) -> None:
-        """Add the result of a stage to the output."""
+    ) -> Certificate:
+        """Add the result of a stage to the output, and return its certificate."""
         certificate = result.certificate or raise_broken_promise("a result without a certificate")
         output.until = certificate.until
         output.messages += certificate.counts.messages
@@ -340,3 +340,4 @@ class ReplayRun:
             )
         self.offsets_done += len(offset_range)
         self.on_progress(self.offsets_done, self.offsets_total)
+        return certificate

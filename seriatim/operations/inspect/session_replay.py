@@ -127,6 +127,13 @@ def _accounts_of_topic(ledger: Ledger, topic: str | None) -> Iterator[tuple[Part
             yield partition, account
 
 
+IsChosen = Callable[[SessionMessage], bool]
+
+
+def _choose_all(_: SessionMessage) -> bool:
+    return True
+
+
 class ReplayPosition(Struct, frozen=True, kw_only=True):
     """A position of a session replay that `go_back` can return to, any number of times."""
 
@@ -283,30 +290,25 @@ class SessionReplay:
 
     def fold_to(self, offset: int) -> None:
         """Fold on up to but without an offset, without tracing."""
-        self._count_fold(offset)
-        for messages in self._message_lists(offset):
-            self.messages_folded += self.tracing_fold.fold_untraced(messages)
+        for _ in self.next_messages(offset, is_chosen=lambda _: False):
+            raise_broken_promise("no message was chosen")
 
-    def steps(self, until: int) -> Iterator[TraceStep]:
-        """Fold on up to an offset: one message whenever the caller takes the next step."""
-        for message in self.next_messages(until):
+    def steps(self, until: int, is_chosen: IsChosen = _choose_all) -> Iterator[TraceStep]:
+        """Fold on up to an offset, and trace the messages that are chosen: one whenever the caller
+        takes the next step.
+        """
+        for message in self.next_messages(until, is_chosen):
             yield self.step(message)
 
-    def chosen_steps(
-        self, until: int, is_chosen: Callable[[SessionMessage], bool]
-    ) -> Iterator[TraceStep]:
-        """Fold on up to an offset, and trace only the messages that are chosen."""
-        for message in self.chosen_messages(until, is_chosen):
-            yield self.step(message)
-
-    def chosen_messages(
-        self, until: int, is_chosen: Callable[[SessionMessage], bool]
+    def next_messages(
+        self, until: int, is_chosen: IsChosen = _choose_all
     ) -> Iterator[SessionMessage]:
         """The chosen messages up to an offset, each when all messages before it are folded.
 
         The caller must fold the message by `step` before taking the next.
         """
-        self._count_fold(until)
+        if self.next_offset < until:
+            self.folds_begun += 1
         for messages in self._message_lists(until):
             not_folded: list[SessionMessage] = []
             for message in messages:
@@ -317,15 +319,6 @@ class SessionReplay:
                 not_folded = []
                 yield message
             self.messages_folded += self.tracing_fold.fold_untraced(not_folded)
-
-    def next_messages(self, until: int) -> Iterator[SessionMessage]:
-        """The session's messages up to an offset.
-
-        The caller must fold each by `step` before taking the next.
-        """
-        self._count_fold(until)
-        for messages in self._message_lists(until):
-            yield from messages
 
     def step(self, message: SessionMessage) -> TraceStep:
         """Fold one message, and return what it did."""
@@ -377,10 +370,6 @@ class SessionReplay:
             offset_range=offset_range, messages=messages, offsets=offsets
         )
         return offsets
-
-    def _count_fold(self, until: int) -> None:
-        if self.next_offset < until:
-            self.folds_begun += 1
 
     def _load_session(self, account: Account) -> Session | None:
         """The session as it was saved; None: it was not. An IntegrityError tells of damaged files."""

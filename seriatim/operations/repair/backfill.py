@@ -12,11 +12,9 @@ from __future__ import annotations
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Ledger
+from seriatim.operations.rewind import END_OFFSET
 from seriatim.operations.run_request import RangeEdge, RunRequest
 from seriatim.ports import Log
-
-AFTER_LAST_OFFSET = 1 << 62
-"""An offset after every offset of a log."""
 
 PARTITIONS_SHOWN_MAX = 10
 TOPICS_SHOWN_MAX = 20
@@ -109,7 +107,7 @@ def _edge_offsets(
     offsets: dict[Partition, int] = {}
     for partition in partitions:
         offset = log_offsets.get(partition, -1)
-        offsets[partition] = AFTER_LAST_OFFSET if offset < 0 else offset
+        offsets[partition] = END_OFFSET if offset < 0 else offset
     return offsets
 
 

@@ -26,12 +26,13 @@ from seriatim.engine.holes import LOSS_FINDINGS
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
-from seriatim.ledger.commit import read_head
+from seriatim.ledger.commit import require_head
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Change, Halt, Ledger, refuse_changed_machine
 from seriatim.operations.repair.forward import plan_forward
 from seriatim.operations.rewind import (
     END_OFFSET,
+    BaseSearch,
     FileOrigin,
     LedgerHistory,
     LossDetector,
@@ -286,7 +287,7 @@ def plan_repair(
     if head is None:
         # The history comes before the head, whose manifest then need not be read again.
         history.read_on()
-        head = require_repairable_head(open_stream)
+        head = require_head(open_stream.ledger, stream_name)
         history.read_on(head.ledger.sequence)
         holds = _holds_of_request(history, head.ledger, request)
     else:
@@ -328,18 +329,6 @@ def plan_repair(
         if hold.request == request:
             return replace(plan, resumed_hold=hold.id, held_partitions=hold.partitions)
     return plan
-
-
-def require_repairable_head(open_stream: OpenStream) -> LedgerHead:
-    """The head of the ledger. A stream that was never run has nothing to repair."""
-    stream_name = open_stream.stream.name
-    head = read_head(open_stream.ledger, stream_name)
-    if head is None:
-        raise ConfigError(
-            f"{stream_name}: it was never run, so there is nothing to decide",
-            next=f"seriatim run {stream_name}",
-        )
-    return head
 
 
 def require_known_partition(ledger: Ledger, name: str) -> Partition:
@@ -390,7 +379,7 @@ def request_of_hold(open_stream: OpenStream, hold: str) -> RepairRequest:
     stream_name = open_stream.stream.name
     history = LedgerHistory(open_stream.ledger, stream_name)
     history.read_on()
-    ledger = require_repairable_head(open_stream).ledger
+    ledger = require_head(open_stream.ledger, stream_name).ledger
     if held_partitions(ledger, hold):
         return RepairRequest.from_json(history.requests_by_hold[hold])
     hold_ids = {account.hold for account in ledger.partitions.values() if account.hold}
@@ -774,16 +763,8 @@ class RepairPlanner:
         chooser = RewindChooser(account, bounds.log_start, history, self._describe_state_damage)
         base = chooser.find_base(start)
         if base.point is None:
-            if base.expired_offset < 0:
-                raise self._no_state_error(partition, start, base.damage)
-            raise lost_messages_error(
-                self.stream_name,
-                partition,
-                f"it would begin at offset {base.expired_offset}, and Kafka has nothing before"
-                f" offset {bounds.log_start}:"
-                f" [{base.expired_offset}, {bounds.log_start}) is gone",
-                is_halted=account.halt is not None or is_state_damaged,
-            )
+            is_halted = account.halt is not None or is_state_damaged
+            raise self._no_base_error(request, base, bounds.log_start, is_halted=is_halted)
         rewind = chooser.rewind(request, base.point.account, base.point.sequence, frontier)
         commit_points = history.commit_points(until, frontier)
         return replace(
@@ -826,11 +807,23 @@ class RepairPlanner:
             f" seriatim repair {self.stream_name} --partition {partition}",
         )
 
-    def _no_state_error(self, partition: Partition, start: int, damage: str) -> IntegrityError:
+    def _no_base_error(
+        self, request: RefoldRequest, base: BaseSearch, log_start: int, *, is_halted: bool
+    ) -> IntegrityError:
+        """No saved state leads to the damage: Kafka has lost messages, or the states are damaged."""
+        expired_offset = base.expired_offset
+        if expired_offset >= 0:
+            loss = (
+                f"it would begin at offset {expired_offset}, and Kafka has nothing before offset"
+                f" {log_start}: [{expired_offset}, {log_start}) is gone"
+            )
+            return lost_messages_error(
+                self.stream_name, request.partition, loss, is_halted=is_halted
+            )
         return IntegrityError(
-            f"{self.stream_name}: {partition} cannot be folded again: no state at or before"
-            f" offset {start} is as committed",
-            cause=damage[:600],
+            f"{self.stream_name}: {request.partition} cannot be folded again: no state at or before"
+            f" offset {request.start} is as committed",
+            cause=base.damage[:600],
             next="restore one of these files from a backup, then repair again",
         )
 

@@ -48,7 +48,7 @@ from seriatim.errors import (
     ensure,
     raise_broken_promise,
 )
-from seriatim.ledger.commit import commit
+from seriatim.ledger.commit import commit, require_head
 from seriatim.ledger.entries import HoldEntry, ReleaseEntry, RepairEntry
 from seriatim.ledger.gaps import Gap
 from seriatim.ledger.manifests import LedgerHead, Manifest
@@ -71,7 +71,6 @@ from seriatim.operations.repair.damage import (
     held_partitions,
     plan_repair,
     request_of_hold,
-    require_repairable_head,
 )
 from seriatim.operations.repair.forward import CLOSED_BY_FORWARD
 from seriatim.operations.repair.rebuild_state import StateRebuild
@@ -208,6 +207,17 @@ class PartitionRefold(Struct, kw_only=True):
         """The sessions that are folded in the next stage."""
         return RefoldScope(sessions=self.open_sessions, finished_sessions=tuple(self.session_ends))
 
+    def add_result(self, result: TaskResult) -> None:
+        """Add what a stage made: its files, the sessions that had a message, and its marks."""
+        if result.state is not None:
+            self.state = result.state
+        self.met_sessions.update(result.met_sessions)
+        self.records += result.records
+        for table, files in result.other_record_files.items():
+            self.other_record_files.setdefault(table, []).extend(files)
+        self.quarantine_files += result.quarantine_files
+        self.marks += result.marks
+
     def undecided_sessions(self) -> list[str]:
         """Sessions that may differ from the committed ones, and have to be compared."""
         names = self.met_sessions
@@ -309,7 +319,7 @@ class RepairRun:
             raise
 
     def _head(self) -> LedgerHead:
-        return require_repairable_head(self.open_stream)
+        return require_head(self.open_stream.ledger, self.stream_name)
 
     def _refuse_stale(self, repair_plan: RepairPlan, approval: str) -> None:
         if approval and approval != repair_plan.approval:
@@ -480,13 +490,7 @@ class RepairRun:
         removed_files: list[File] = []
         if not rewinds:
             return changes, removed_files
-        messages_per_partition = max(1, messages_max // len(rewinds))
-        refolds: dict[Partition, PartitionRefold] = {}
-        for rewind in rewinds:
-            history = self.history.of_partition(rewind.partition)
-            refold = PartitionRefold.begin(rewind, history, messages_per_partition)
-            self._repeat_releases(refold)
-            refolds[rewind.partition] = refold
+        refolds = self._begin_refolds(rewinds, messages_max)
         # 4. Fold stage by stage: all partitions that are not over, in one reading.
         messages_total = sum(len(rewind.read_range) for rewind in rewinds)
         stage_number = 0
@@ -511,6 +515,18 @@ class RepairRun:
 
     # Folding
 
+    def _begin_refolds(
+        self, rewinds: Sequence[Rewind], messages_max: int
+    ) -> dict[Partition, PartitionRefold]:
+        messages_per_partition = max(1, messages_max // len(rewinds))
+        refolds: dict[Partition, PartitionRefold] = {}
+        for rewind in rewinds:
+            history = self.history.of_partition(rewind.partition)
+            refold = PartitionRefold.begin(rewind, history, messages_per_partition)
+            self._repeat_releases(refold)
+            refolds[rewind.partition] = refold
+        return refolds
+
     def _fold_stage(
         self, head: LedgerHead, refolds: dict[Partition, PartitionRefold], number: int
     ) -> None:
@@ -524,26 +540,7 @@ class RepairRun:
         source = open_stream.reader.read_ranges(ranges, ReadOptions(with_headers=True))
 
         def find_moved(works: WorkByPartition, results: ResultByPartition) -> MovedSessions:
-            # A session that lives in another partition now may have lived in this one then. So only
-            # those can be moved that the first fold found to be moved.
-            moved_at_first_fold: dict[Partition, TaskResult] = {}
-            for partition, result in results.items():
-                moved_then = refolds[partition].history.moved_sessions()
-                sessions_without_state = {
-                    name: offset
-                    for name, offset in result.sessions_without_state.items()
-                    if name in moved_then
-                }
-                moved_at_first_fold[partition] = replace(
-                    result, sessions_without_state=sessions_without_state
-                )
-            return find_moved_sessions(
-                head.ledger,
-                works,
-                moved_at_first_fold,
-                open_stream.open_state(),
-                has_snapshots=self.runner.has_snapshots,
-            )
+            return self._find_moved_sessions(head.ledger, refolds, works, results)
 
         try:
             results = fold_until_stable(
@@ -570,6 +567,37 @@ class RepairRun:
                     partition, refold.account, ranges[partition], open_stream.explain, tier
                 )
             self._take_result(refold, result)
+
+    def _find_moved_sessions(
+        self,
+        ledger: Ledger,
+        refolds: Mapping[Partition, PartitionRefold],
+        works: WorkByPartition,
+        results: ResultByPartition,
+    ) -> MovedSessions:
+        """The sessions that the first fold found to be moved, and that lack a state here again.
+
+        No other session can be moved: one that lives in another partition now may have lived in
+        this one then.
+        """
+        moved_at_first_fold: dict[Partition, TaskResult] = {}
+        for partition, result in results.items():
+            moved_then = refolds[partition].history.moved_sessions()
+            sessions_without_state = {
+                name: offset
+                for name, offset in result.sessions_without_state.items()
+                if name in moved_then
+            }
+            moved_at_first_fold[partition] = replace(
+                result, sessions_without_state=sessions_without_state
+            )
+        return find_moved_sessions(
+            ledger,
+            works,
+            moved_at_first_fold,
+            self.open_stream.open_state(),
+            has_snapshots=self.runner.has_snapshots,
+        )
 
     def _partition_work(self, refold: PartitionRefold, number: int) -> PartitionWork:
         account = refold.account
@@ -606,15 +634,8 @@ class RepairRun:
         refold.message_time_ms = max(refold.message_time_ms, certificate.message_time_ms)
         refold.messages_counted += certificate.counts.messages
         self._refuse_lost_messages(refold, stage.offset_range.end)
-        if result.state is not None:
-            refold.state = result.state
+        refold.add_result(result)
         refold.offset = stage.offset_range.end
-        refold.met_sessions.update(result.met_sessions)
-        refold.records += result.records
-        for table, files in result.other_record_files.items():
-            refold.other_record_files.setdefault(table, []).extend(files)
-        refold.quarantine_files += result.quarantine_files
-        refold.marks += result.marks
         for finding in result.findings:
             key = (finding.finding, finding.offset, finding.session)
             if key in refold.history.reported_findings:
@@ -923,7 +944,7 @@ class RepairRun:
 def abandon_repair(open_stream: OpenStream, hold: str) -> list[Partition]:
     """Give up the repair of this id: its partitions are read again as they are."""
     request_of_hold(open_stream, hold)
-    head = require_repairable_head(open_stream)
+    head = require_head(open_stream.ledger, open_stream.stream.name)
     partitions = held_partitions(head.ledger, hold)
     release_hold(open_stream, head, hold, reason="given up")
     return partitions

@@ -146,7 +146,7 @@ def test_a_break_and_a_bisection_are_refused_too() -> None:
     gone = way(made)
     gone.begin_at(0)
     with pytest.raises(ConfigError, match=GONE) as refused:
-        list(gone.chosen_messages(6, lambda one: one.offset == 4))
+        list(gone.next_messages(6, lambda one: one.offset == 4))
     assert "--version" in refused.value.next
     with pytest.raises(ConfigError, match=GONE):
         run_bisection(made, "s", "not any(row.v >= 4 for row in state.rows)")
