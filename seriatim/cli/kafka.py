@@ -44,9 +44,9 @@ def start(
 
     Example: seriatim kafka start --port 9092 --set log.retention.hours=1
     """
-    from seriatim.embedded import broker, properties
+    from seriatim.embedded import broker
 
-    overrides = properties.parse_overrides(settings or [])
+    overrides = broker.parse_overrides(settings or [])
     home = config.load_settings().home
     program = broker.find_kafka_program(config.load_settings(), print_notice)
     running_broker = broker.start_broker(
