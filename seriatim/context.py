@@ -526,10 +526,10 @@ def spark_session(
     Refuses an environment in which Spark is known to break.
     """
     from seriatim import spark_settings
-    from seriatim.embedded import jars, traps
+    from seriatim.embedded import doctor, jars
     from seriatim.kafka.spark_reader import create_spark_session, create_submitted_session
 
-    traps.refuse_broken_environment(config.child_environment())
+    doctor.refuse_broken_environment(config.child_environment())
     if config.is_spark_submitted():
         return create_submitted_session(name)
     config.use_this_python()

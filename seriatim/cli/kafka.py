@@ -12,7 +12,7 @@ import typer
 
 from seriatim import config
 from seriatim.cli import print_notice
-from seriatim.embedded import broker, properties
+from seriatim.embedded import broker
 from seriatim.errors import PlatformError
 
 kafka = typer.Typer(help="Start and stop the embedded Kafka broker.", no_args_is_help=True)
@@ -44,7 +44,7 @@ def start(
 
     Example: seriatim kafka start --port 9092 --set log.retention.hours=1
     """
-    overrides = properties.parse_overrides(settings or [])
+    overrides = broker.parse_overrides(settings or [])
     home = config.load_settings().home
     program = broker.find_kafka_program(config.load_settings(), print_notice)
     running_broker = broker.start_broker(

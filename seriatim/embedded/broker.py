@@ -5,13 +5,14 @@ There is no pid file that could be stale. A running broker is found in the proce
 on its command line, and its address is in the settings file that was written before it was started.
 So `kill -9` of the broker, or of the process that started it, leaves nothing to clean up.
 
-Next: embedded/properties.py has its settings; embedded/jars.py its program.
+Next: embedded/jars.py has its program.
 """
 
 from __future__ import annotations
 
 import base64
 import difflib
+import re
 import shutil
 import subprocess
 import time
@@ -25,8 +26,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource
 
 from seriatim import config
-from seriatim.embedded import jars, java, properties, server_process
-from seriatim.embedded.file_lock import file_lock
+from seriatim.embedded import jars, java, server_process
+from seriatim.embedded.jars import file_lock
+from seriatim.embedded.server_process import HOST, free_port, read_properties, write_properties
 from seriatim.errors import ConfigError, PlatformError
 from seriatim.kafka.client import create_client
 
@@ -36,6 +38,25 @@ NOTICE_EVERY_SECONDS = 5.0
 PORT_TRIES = 5
 PROCESS_MARKER = "-Dseriatim.broker="
 LOCK_NOTICE = "waiting: another start or stop of this broker is under way"
+
+# One broker that is its own controller; small enough for a laptop.
+DEFAULTS = {
+    "auto.create.topics.enable": "false",
+    # After kill -9 the broker's old self must time out before the new one is let in.
+    "broker.heartbeat.interval.ms": "1000",
+    "broker.session.timeout.ms": "5000",
+    "group.initial.rebalance.delay.ms": "0",
+    "log.cleaner.dedupe.buffer.size": "33554432",
+    "num.partitions": "1",
+    "offsets.topic.num.partitions": "5",
+    "offsets.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "5",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "5",
+    "transaction.state.log.replication.factor": "1",
+}
 
 PrintNotice = Callable[[str], None]
 
@@ -123,8 +144,8 @@ def _broker_folder(home: Path) -> Path:
 
 
 def _broker_info(folder: Path, process: psutil.Process) -> BrokerInfo:
-    port = properties.client_port(properties.read_properties(folder / "server.properties"))
-    return BrokerInfo(f"{properties.HOST}:{port}", process.pid, folder / "data")
+    port = client_port(read_properties(folder / "server.properties"))
+    return BrokerInfo(f"{HOST}:{port}", process.pid, folder / "data")
 
 
 def _find_process(folder: Path) -> psutil.Process | None:
@@ -135,12 +156,12 @@ def _refuse_other_settings(folder: Path, port: int | None, overrides: Mapping[st
     """Refuse a start with other settings than those of the running broker: the caller would believe
     that they are in force.
     """
-    settings = properties.read_properties(folder / "server.properties")
+    settings = read_properties(folder / "server.properties")
     differences = []
     for key, value in overrides.items():
         if settings.get(key) != value:
             differences.append(f"{key}={value}")
-    if port and port != properties.client_port(settings):
+    if port and port != client_port(settings):
         differences.append(f"--port={port}")
     if differences:
         raise ConfigError(
@@ -158,7 +179,7 @@ def _format_once(folder: Path, program: KafkaProgram) -> None:
     scratch = folder / "data.new"
     shutil.rmtree(scratch, ignore_errors=True)
     settings = folder / "format.properties"
-    properties.write_properties(settings, properties.broker_settings(scratch, 1, 2, {}))
+    write_properties(settings, broker_settings(scratch, 1, 2, {}))
     # Kafka's tool takes an id that begins with a hyphen for an option.
     new_cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
     new_cluster_id = new_cluster_id.replace("-", "A")
@@ -201,20 +222,18 @@ def _launch(
 
 def _write_settings(folder: Path, port: int | None, overrides: Mapping[str, str]) -> None:
     path = folder / "server.properties"
-    chosen_port = port or _previous_port(path) or properties.free_port()
+    chosen_port = port or _previous_port(path) or free_port()
     if port and not server_process.wait_until_free(port):
         raise ConfigError(
             f"port {port} is taken by another program", next="choose another --port, or none"
         )
-    settings = properties.broker_settings(
-        folder / "data", chosen_port, properties.free_port(), overrides
-    )
-    properties.write_properties(path, settings)
+    settings = broker_settings(folder / "data", chosen_port, free_port(), overrides)
+    write_properties(path, settings)
 
 
 def _previous_port(settings: Path) -> int | None:
     """The port of the previous start, if it is free, so that clients find the broker again."""
-    port = properties.client_port(properties.read_properties(settings))
+    port = client_port(read_properties(settings))
     return port if port and server_process.wait_until_free(port) else None
 
 
@@ -237,7 +256,7 @@ def _wait_until_ready_or_interrupted(
 def _wait_until_ready(folder: Path, process: psutil.Process, print_notice: PrintNotice) -> bool:
     """Wait until the broker answers a metadata request. Returns False if it ended first."""
     info = _broker_info(folder, process)
-    metadata = properties.read_properties(folder / "data" / "meta.properties")
+    metadata = read_properties(folder / "data" / "meta.properties")
     own_cluster_id = metadata.get("cluster.id", "")
     start_seconds = time.monotonic()
     notice_seconds = start_seconds
@@ -316,3 +335,56 @@ def _last_error(log: str) -> str:
         line for line in lines if " ERROR " in line or "Exception" in line or "Error:" in line
     ]
     return (errors or lines or [""])[-1][:500]
+
+
+def broker_settings(
+    data: Path, port: int, controller_port: int, overrides: Mapping[str, str]
+) -> dict[str, str]:
+    """All settings of one start. Ports, paths and roles cannot be overridden."""
+    fixed_settings = {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{HOST}:{controller_port}",
+        "controller.listener.names": "CONTROLLER",
+        "listeners": f"BROKER://{HOST}:{port},CONTROLLER://{HOST}:{controller_port}",
+        "advertised.listeners": f"BROKER://{HOST}:{port}",
+        "inter.broker.listener.name": "BROKER",
+        "listener.security.protocol.map": "BROKER:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "log.dirs": str(data),
+    }
+    for key, value in overrides.items():
+        _check_override(key, value, fixed_settings)
+    return DEFAULTS | dict(overrides) | fixed_settings
+
+
+def parse_overrides(texts: list[str]) -> dict[str, str]:
+    """Parse the KEY=VALUE texts of a command line."""
+    overrides = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError(
+                f"--set {text!r} is not KEY=VALUE", next="like --set log.retention.hours=1"
+            )
+        overrides[key.strip()] = value.strip()
+    return overrides
+
+
+def client_port(properties: Mapping[str, str]) -> int | None:
+    """The port that clients use, if these settings name one."""
+    match = re.search(r"BROKER://[^:]+:(\d+)", properties.get("listeners", ""))
+    return int(match[1]) if match else None
+
+
+def _is_plain_text(value: str) -> bool:
+    return value.isascii() and value.isprintable() and "\\" not in value
+
+
+def _check_override(key: str, value: str, fixed_settings: Mapping[str, str]) -> None:
+    if not re.fullmatch(r"[a-z0-9][A-Za-z0-9._-]*", key) or not _is_plain_text(value):
+        raise ConfigError(
+            f"--set {key}={value!r} is not a Kafka setting", next="write KEY=VALUE, one line"
+        )
+    if key in fixed_settings:
+        advice = "use --port" if "listeners" in key else "leave it out"
+        raise ConfigError(f"--set {key}: the embedded broker sets this itself", next=advice)

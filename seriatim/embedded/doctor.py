@@ -14,14 +14,15 @@ import smtplib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
 
 from seriatim import config, stream_files
 from seriatim.config import Settings
-from seriatim.embedded import broker, jars, java, traps
+from seriatim.embedded import broker, jars, java
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
 from seriatim.kafka import client
 
@@ -43,6 +44,10 @@ AIRFLOW_PACKAGES = (
     "apache-airflow-providers-smtp",
     "great-expectations",
 )
+OLDEST_PYTHON = (3, 11)
+REINSTALL_ADVICE = "make setup in a clone, else install what requirements.lock names"
+
+InstalledVersion = Callable[[str], str | None]
 SPARK_SECONDS = 180
 ANSWER_SECONDS = 5.0
 START_SPARK_PROGRAM = """
@@ -104,7 +109,7 @@ def _run_check(name: str, check: Callable[[Settings], str], settings: Settings) 
 
 
 def _check_python(_: Settings) -> str:
-    traps.check_python(sys.version_info[:2])
+    check_python(sys.version_info[:2])
     return platform.python_version()
 
 
@@ -115,27 +120,27 @@ def _check_java(_: Settings) -> str:
 
 def _check_packages(_: Settings) -> str:
     _require_packages(PACKAGES)
-    traps.check_packages(traps.installed_version)
+    check_packages(installed_version)
     return f"all {len(PACKAGES)}"
 
 
 def _check_airflow(_: Settings) -> str:
-    if traps.installed_version("apache-airflow") is None:
+    if installed_version("apache-airflow") is None:
         raise NotConfiguredError(
             "not installed: this environment does not schedule", "pip install 'seriatim[airflow]'"
         )
     _require_packages(AIRFLOW_PACKAGES)
-    return f"{traps.installed_version('apache-airflow')}"
+    return f"{installed_version('apache-airflow')}"
 
 
 def _require_packages(packages: Iterable[str]) -> None:
-    missing = [name for name in packages if traps.installed_version(name) is None]
+    missing = [name for name in packages if installed_version(name) is None]
     if missing:
-        raise ConfigError(f"not installed: {', '.join(missing)}", next=traps.REINSTALL_ADVICE)
+        raise ConfigError(f"not installed: {', '.join(missing)}", next=REINSTALL_ADVICE)
 
 
 def _require_spark() -> None:
-    if traps.installed_version("pyspark") is None:
+    if installed_version("pyspark") is None:
         raise NotConfiguredError(
             "pyspark is not installed: this environment does not fold",
             "pip install 'seriatim[spark]'",
@@ -179,7 +184,7 @@ def _check_kafka(settings: Settings) -> str:
 
 def _check_spark(settings: Settings) -> str:
     _require_spark()
-    traps.refuse_broken_environment(config.child_environment())
+    refuse_broken_environment(config.child_environment())
     _jars_check("spark")(settings)
     folder = settings.home / "jars"
     paths = [str(folder / jar.file_name) for jar in jars.locked_jars("spark")]
@@ -268,3 +273,54 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "outputs": _check_outputs,
     "mail": _check_smtp,
 }
+
+
+def refuse_broken_environment(environ: Mapping[str, str]) -> None:
+    """Refuse an environment that installs without complaint, and would fail later with errors that
+    are hard to understand. Called before Spark is started.
+    """
+    check_python(sys.version_info[:2])
+    check_packages(installed_version)
+    java.find_java(environ)
+
+
+def installed_version(package: str) -> str | None:
+    """The version of an installed package; None if it is not there."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def check_python(python_version: tuple[int, ...]) -> None:
+    """Refuse a Python that is too old."""
+    if python_version < OLDEST_PYTHON:
+        version_text = _dotted_version(python_version)
+        oldest_text = _dotted_version(OLDEST_PYTHON)
+        raise ConfigError(
+            f"Python {version_text} is too old: Seriatim needs {oldest_text} or newer",
+            next=f"make setup with a Python {oldest_text} on PATH",
+        )
+
+
+def check_packages(installed_version: InstalledVersion) -> None:
+    """Refuse two packages of Spark that write the same files in different versions, and pandas 3,
+    which changed what Spark relies on.
+    """
+    spark = installed_version("pyspark")
+    client = installed_version("pyspark-client")
+    pandas = installed_version("pandas")
+    if spark and client and spark != client:
+        raise ConfigError(
+            f"pyspark {spark} and pyspark-client {client} overwrite each other's files: make them the same",
+            next=REINSTALL_ADVICE,
+        )
+    if pandas and int(pandas.split(".")[0]) >= 3:
+        raise ConfigError(
+            f"pandas {pandas} does not work with this Spark: it must be below 3",
+            next=REINSTALL_ADVICE,
+        )
+
+
+def _dotted_version(version_numbers: tuple[int, ...]) -> str:
+    return ".".join(str(number) for number in version_numbers[:2])

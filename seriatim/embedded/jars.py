@@ -13,6 +13,7 @@ Next: embedded/broker.py and the Spark session use the files.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
 import os
@@ -22,10 +23,11 @@ import subprocess
 import tempfile
 import time
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 from xml.sax.saxutils import quoteattr
 
 import msgspec
@@ -33,7 +35,6 @@ import msgspec
 from seriatim import config
 from seriatim.config import Settings
 from seriatim.embedded import java
-from seriatim.embedded.file_lock import file_lock
 from seriatim.errors import ConfigError, PlatformError
 
 LOCK_FILE = Path(str(files("seriatim.embedded") / "jars.lock"))
@@ -466,3 +467,37 @@ def _ivy_error(log: str) -> PlatformError:
         cause=(errors or [""])[0][:300],
         next="check the network, or give a mirror by SERIATIM_IVY_SETTINGS; then run the same again",
     )
+
+
+@contextmanager
+def file_lock(
+    path: Path, print_notice: Callable[[str], None], waiting_notice: str
+) -> Iterator[None]:
+    """Let one process at a time do slow work: hold the lock at `path`, which the system releases when
+    its holder dies. Prints `waiting_notice` once if another process has it. The file itself is not
+    deleted.
+    """
+    with _open_lock_file(path) as file:
+        if not _try_lock(file):
+            print_notice(waiting_notice)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _open_lock_file(path: Path) -> IO[str]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("a")
+    except OSError as error:
+        raise ConfigError(
+            f"{path.parent} is not writable: {error.strerror}",
+            next="set SERIATIM_HOME to a folder you may write to",
+        ) from None
+
+
+def _try_lock(file: IO[str]) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

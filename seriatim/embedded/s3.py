@@ -17,8 +17,8 @@ import msgspec
 import psutil
 
 from seriatim import config
-from seriatim.embedded import jars, java, properties, server_process
-from seriatim.embedded.file_lock import file_lock
+from seriatim.embedded import jars, java, server_process
+from seriatim.embedded.jars import file_lock
 from seriatim.errors import ConfigError, PlatformError
 
 HEAP_SIZE = "512m"
@@ -92,7 +92,7 @@ def s3_environment(home: Path) -> dict[str, str]:
         raise PlatformError(
             "no embedded S3 server is running", home=str(home), next="seriatim s3 start"
         )
-    server_settings = properties.read_properties(_settings_file(_server_folder(home)))
+    server_settings = server_process.read_properties(_settings_file(_server_folder(home)))
     return {
         "AWS_ENDPOINT_URL": server.endpoint,
         "AWS_ACCESS_KEY_ID": server_settings["s3proxy.identity"],
@@ -112,11 +112,11 @@ def _settings_file(folder: Path) -> Path:
 
 
 def _server_info(folder: Path, process: psutil.Process) -> S3ServerInfo:
-    return S3ServerInfo(f"http://{properties.HOST}:{_port(folder)}", BUCKET, process.pid)
+    return S3ServerInfo(f"http://{server_process.HOST}:{_port(folder)}", BUCKET, process.pid)
 
 
 def _port(folder: Path) -> int | None:
-    endpoint = properties.read_properties(_settings_file(folder)).get("s3proxy.endpoint", "")
+    endpoint = server_process.read_properties(_settings_file(folder)).get("s3proxy.endpoint", "")
     port = endpoint.rpartition(":")[2]
     return int(port) if port else None
 
@@ -165,15 +165,15 @@ def _write_settings(folder: Path, port: int | None) -> None:
         raise ConfigError(
             f"port {port} is taken by another program", next="choose another --port, or none"
         )
-    previous = properties.read_properties(_settings_file(folder))
+    previous = server_process.read_properties(_settings_file(folder))
     chosen_port = port or _port(folder)
     if chosen_port is None or not server_process.wait_until_free(chosen_port):
-        chosen_port = properties.free_port()
+        chosen_port = server_process.free_port()
     data = folder / "data"
     # A bucket is a folder of its data.
     (data / BUCKET).mkdir(parents=True, exist_ok=True)
     server_settings = {
-        "s3proxy.endpoint": f"http://{properties.HOST}:{chosen_port}",
+        "s3proxy.endpoint": f"http://{server_process.HOST}:{chosen_port}",
         "s3proxy.authorization": "aws-v4",
         "s3proxy.identity": previous.get("s3proxy.identity") or secrets.token_hex(10),
         "s3proxy.credential": previous.get("s3proxy.credential") or secrets.token_hex(20),
@@ -184,7 +184,7 @@ def _write_settings(folder: Path, port: int | None) -> None:
         "jclouds.identity": "none",
         "jclouds.credential": "none",
     }
-    properties.write_properties(_settings_file(folder), server_settings, is_private=True)
+    server_process.write_properties(_settings_file(folder), server_settings, is_private=True)
 
 
 def _wait_until_listening(folder: Path, process: psutil.Process, print_notice: PrintNotice) -> bool:

@@ -9,7 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.errors import ConfigError, IntegrityError
-from seriatim.operations.status import PartitionStatus, QuarantinedSession, StreamStatus
+from seriatim.operations.status import (
+    HaltStatus,
+    PartitionStatus,
+    QuarantinedSession,
+    StreamStatus,
+)
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
@@ -123,3 +128,26 @@ def test_the_keys_of_the_status_file_stay(tmp_path: Path) -> None:
         "gaps_open": None,
         "concerns": [],
     }
+
+
+def test_the_status_file_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """As 0.2.0 wrote it; keys that came or went since do no harm."""
+    (tmp_path / "status.json").write_text(
+        '{"stream":"s","at_seconds":1000.5,"sequence":4,"ran_seconds":990.0,"tier":"strict",'
+        '"verdict":"hurt","circuit":"closed","checked":3,"rate":2.5,"partitions":[{"topic":"t",'
+        '"partition":0,"frontier":25,"log_start":0,"log_end":30,"lag":5,"time_left_seconds":7200,'
+        '"limit_seconds":3600.0,"catches_up":true,"topic_state":"live","epoch":1,"held":null,'
+        '"halted":{"finding":"gap","offset":25,"cause":"unexplained"}}],"quarantined":[],'
+        '"quarantined_count":0,"gaps_open":1,"concerns":[{"concern":"halted","place":"t/0",'
+        '"text":"halted","next":"seriatim status s"}],"a_key_of_then":1}'
+    )
+    status = StatusFiles(LocalStore(tmp_path), "s").read_status()
+    assert status is not None
+    (partition,) = status.partitions
+    assert partition.halt == HaltStatus("gap", 25, "unexplained")
+    assert (partition.time_left_seconds, status.last_run_seconds, status.gaps_open) == (
+        7200,
+        990.0,
+        1,
+    )
+    assert [concern.key for concern in status.concerns] == ["halted t/0"]

@@ -73,9 +73,7 @@ def test_an_environment_that_only_folds_needs_no_airflow(
 ) -> None:
     """Spark and Airflow may live apart: what is not installed at all is not missing, half of it is."""
     there = {*doctor.PACKAGES, "pyspark"}
-    monkeypatch.setattr(
-        doctor.traps, "installed_version", lambda name: "1.0" if name in there else None
-    )
+    monkeypatch.setattr(doctor, "installed_version", lambda name: "1.0" if name in there else None)
     assert not _look("Airflow", settings).is_required
     there.add("apache-airflow")
     assert "great-expectations" in _look("Airflow", settings).description
@@ -86,7 +84,7 @@ def test_an_environment_that_only_schedules_needs_no_jars(
 ) -> None:
     """Without pyspark nothing is folded here, so no JAR is missing."""
     monkeypatch.setattr(
-        doctor.traps, "installed_version", lambda name: None if name == "pyspark" else "1.0"
+        doctor, "installed_version", lambda name: None if name == "pyspark" else "1.0"
     )
     assert not _look("JARs of Spark", settings).is_required
 
@@ -94,7 +92,7 @@ def test_an_environment_that_only_schedules_needs_no_jars(
 def test_a_missing_package_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """What every environment needs is required everywhere."""
     monkeypatch.setattr(
-        doctor.traps, "installed_version", lambda name: None if name == "deltalake" else "1.0"
+        doctor, "installed_version", lambda name: None if name == "deltalake" else "1.0"
     )
     assert _look("packages", settings).description == "not installed: deltalake"
 

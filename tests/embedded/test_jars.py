@@ -15,7 +15,7 @@ import pytest
 
 from seriatim.config import Settings
 from seriatim.embedded import jars
-from seriatim.embedded.file_lock import file_lock
+from seriatim.embedded.jars import file_lock
 from seriatim.errors import ConfigError, PlatformError
 
 RULES = """<ivysettings><settings defaultResolver="mirror"/><resolvers>

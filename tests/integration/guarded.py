@@ -28,7 +28,6 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 from seriatim.embedded import broker as embedded
-from seriatim.embedded import properties
 from tests.mail_catcher import free_port
 
 START_SECONDS = 300
@@ -85,7 +84,7 @@ class GuardedBroker:
         authority = Pair("authority")
         server, client = Pair("broker", authority), Pair("client", authority)
         self.client_config = self._client_settings(authority, client, password, key_password)
-        settings = properties.broker_settings(
+        settings = embedded.broker_settings(
             folder / "data", int(self.plain.rpartition(":")[2]), free_port(), {}
         )
         settings["listeners"] += f",GUARDED://{self.guarded}"
