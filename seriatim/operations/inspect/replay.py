@@ -9,7 +9,7 @@ the stream does not know of it.
 
 As with a refold, records are made from the saved state on, so that records and state agree.
 
-Next: operations/repair/refold.py does the same with a commit; cli/replay_range.py chooses where the
+Next: operations/repair/refold.py does the same with a commit; cli/replay.py chooses where the
 files go.
 """
 

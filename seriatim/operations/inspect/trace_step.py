@@ -1,6 +1,6 @@
 """Trace steps: what one message of a session did. Values only.
 
-Next: operations/inspect/tracing.py makes steps; cli/trace.py shows them.
+Next: operations/inspect/tracing.py makes steps; cli/lookback.py shows them.
 """
 
 from __future__ import annotations
