@@ -124,14 +124,16 @@ COMMANDS = {
             "state", "state:state", "Show what the machine holds for a session, now or earlier."
         ),
         LazyCommand(
-            "trace", "trace:trace", "Show a session message by message, with what each did."
+            "trace", "lookback:trace", "Show a session message by message, with what each did."
         ),
     ],
     "Set up": [
-        LazyCommand("doctor", "doctor:doctor", "Check what Seriatim needs on this host."),
-        LazyCommand("jars", "jars:jars", "Fetch the JARs that Spark and the embedded broker need."),
-        LazyCommand("kafka", "kafka:kafka", "Start and stop the embedded Kafka broker."),
-        LazyCommand("produce", "produce:produce", "Send sample data to Kafka."),
+        LazyCommand("doctor", "set_up:doctor", "Check what Seriatim needs on this host."),
+        LazyCommand(
+            "jars", "set_up:jars", "Fetch the JARs that Spark and the embedded broker need."
+        ),
+        LazyCommand("kafka", "set_up:kafka", "Start and stop the embedded Kafka broker."),
+        LazyCommand("produce", "set_up:produce", "Send sample data to Kafka."),
         LazyCommand("s3", "s3:s3", "Start and stop the embedded S3 server."),
     ],
 }

@@ -74,31 +74,30 @@ def accept(
         )
     require_reason(because, dry_run=dry_run)
     file = load_stream(stream)
+    name = file.stream.name
     if sequence is not None:
         failures = accept_failed_check(
             context.ledger(file, with_schema=True),
             clock.WallClock(),
-            file.stream.name,
+            name,
             context.new_attempt(),
             sequence,
             because,
             dry_run=dry_run,
         )
-        return AcceptedCheck(file.stream.name, sequence, failures, because, dry_run)
+        return AcceptedCheck(name, sequence, failures, because, dry_run)
     if restored:
         restore_decision = accept_restored_ledger(
             context.ledger(file, with_schema=True),
             clock.WallClock(),
-            file.stream.name,
+            name,
             context.new_attempt(),
             because,
             dry_run=dry_run,
         )
-        return AcceptedLedger(file.stream.name, restore_decision)
+        return AcceptedLedger(name, restore_decision)
     open_stream = context.ConnectedStream(file, config.load_settings(), writes_records=True)
-    return AcceptedTopic(
-        file.stream.name, accept_topic(open_stream, topic, because, dry_run=dry_run)
-    )
+    return AcceptedTopic(name, accept_topic(open_stream, topic, because, dry_run=dry_run))
 
 
 def retire(
@@ -141,12 +140,13 @@ class AcceptedTopic(CommandResult):
 
     def to_json(self) -> dict[str, Any]:
         """The decision, with one object for each partition."""
+        decision = self.decision
         return {
             "stream": self.stream,
-            "topic": self.decision.topic,
-            "new_life": self.decision.is_new_life,
-            "because": self.decision.reason or None,
-            "sequence": sequence_or_none(self.decision.sequence),
+            "topic": decision.topic,
+            "new_life": decision.is_new_life,
+            "because": decision.reason or None,
+            "sequence": sequence_or_none(decision.sequence),
             "partitions": self._rows(),
         }
 
@@ -235,13 +235,14 @@ class AcceptedLedger(CommandResult):
 
     def to_json(self) -> dict[str, Any]:
         """Where the witness and the ledger were, and what was written."""
+        decision = self.decision
         return {
             "stream": self.stream,
-            "witness": self.decision.witness_sequence,
-            "ledger": sequence_or_none(self.decision.ledger_sequence),
-            "because": self.decision.reason or None,
-            "sequence": sequence_or_none(self.decision.sequence),
-            "aside": self.decision.archived_witness_path or None,
+            "witness": decision.witness_sequence,
+            "ledger": sequence_or_none(decision.ledger_sequence),
+            "because": decision.reason or None,
+            "sequence": sequence_or_none(decision.sequence),
+            "aside": decision.archived_witness_path or None,
         }
 
     def render(self) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from seriatim.cli import print_json, print_notice
+from seriatim.cli import CommandResult, print_notice
 from seriatim.cli.lookback import (
     From,
     InPartition,
@@ -28,8 +28,9 @@ from seriatim.cli.lookback import (
     step_values,
 )
 from seriatim.cli.options import Json, StreamName
+from seriatim.cli.output import sequence_or_none
 from seriatim.engine.findings import shell_quote, shorten
-from seriatim.errors import ConfigError, IntegrityError
+from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.operations.inspect.bisect import INVARIANT_NAMES, Bisection, BisectResult, Invariant
 from seriatim.operations.inspect.condition import Condition, parse_condition
 from seriatim.operations.inspect.session_replay import SessionReplay
@@ -59,8 +60,8 @@ def bisect(
             help="Check after each message. It also finds a break that heals again by itself.",
         ),
     ] = False,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> BrokenPlace:
     """Find the first message after which an invariant is broken.
 
     The messages around it are shown as well. The search checks saved states first, and then folds
@@ -82,12 +83,7 @@ def bisect(
         if condition is not None and condition.unseen_fields:
             fields = ", ".join(sorted(condition.unseen_fields))
             print_notice(f"{command.name}: nothing ever had {fields}: is it spelled right?")
-        steps_around = _steps_around(replay, result)
-        if json:
-            _print_result_json(command, replay, result, steps_around)
-        else:
-            _print_result(command, replay, result, steps_around)
-        _raise_for_broken_invariant(command, replay, result, invariant)
+        return BrokenPlace(command, replay, result, _steps_around(replay, result), invariant)
 
 
 def _parse_invariant(command: LookbackCommand, text: str) -> tuple[Invariant, Condition | None]:
@@ -161,19 +157,27 @@ def _is_beside(folder: str, module: str) -> bool:
     return all(Path(location).absolute().parent == stream_folder for location in locations)
 
 
-def _print_result_json(
-    command: LookbackCommand,
-    replay: SessionReplay,
-    result: BisectResult,
-    steps_around: list[TraceStep],
-) -> None:
-    around = [step_values(command.runner, step, replay.committed_end) for step in steps_around]
-    print_json(
-        {
-            "stream": command.name,
-            "session": replay.session_name,
-            "partition": str(replay.partition),
-            "broken": result.first_broken_offset if result.first_broken_offset >= 0 else None,
+class BrokenPlace(CommandResult):
+    """The first message after which an invariant is broken, with the messages around it."""
+
+    command: LookbackCommand
+    replay: SessionReplay
+    result: BisectResult
+    steps_around: list[TraceStep]
+    invariant: str
+
+    def to_json(self) -> dict[str, Any]:
+        """The offsets, what the search cost, and the messages around the broken place."""
+        result = self.result
+        around = [
+            step_values(self.command.runner, step, self.replay.committed_end)
+            for step in self.steps_around
+        ]
+        return {
+            "stream": self.command.name,
+            "session": self.replay.session_name,
+            "partition": str(self.replay.partition),
+            "broken": sequence_or_none(result.first_broken_offset),
             "good": result.last_good_offset,
             "base": result.start_offset,
             "end": result.end_offset,
@@ -183,53 +187,48 @@ def _print_result_json(
             "parted": result.saved_state_differs,
             "around": around,
         }
-    )
 
-
-def _print_result(
-    command: LookbackCommand,
-    replay: SessionReplay,
-    result: BisectResult,
-    steps_around: list[TraceStep],
-) -> None:
-    """Print the messages around the broken place, or that the invariant holds."""
-    cost = (
-        f"{result.folds} folds over {result.messages} messages,"
-        f" {result.saved_states_checked} saved states looked at"
-    )
-    if result.first_broken_offset >= 0:
-        for step in steps_around:
-            is_broken = step.offset == result.first_broken_offset
-            mark = "→ " if is_broken else "  "
-            print_step(command.runner, step, replay.committed_end, mark=mark)
-        typer.echo(cost)
-    elif not result.saved_state_differs:
-        typer.echo(
-            f"{command.name}: it holds after offset {result.end_offset - 1} ({cost});"
+    def render(self) -> str:
+        """The messages around the broken place, or that the invariant holds."""
+        result = self.result
+        cost = (
+            f"{result.folds} folds over {result.messages} messages,"
+            f" {result.saved_states_checked} saved states looked at"
+        )
+        if result.first_broken_offset >= 0:
+            for step in self.steps_around:
+                is_broken = step.offset == result.first_broken_offset
+                mark = "→ " if is_broken else "  "
+                print_step(self.command.runner, step, self.replay.committed_end, mark=mark)
+            return cost
+        if result.saved_state_differs:
+            return ""
+        return (
+            f"{self.command.name}: it holds after offset {result.end_offset - 1} ({cost});"
             " --every looks after each message"
         )
 
-
-def _raise_for_broken_invariant(
-    command: LookbackCommand, replay: SessionReplay, result: BisectResult, invariant: str
-) -> None:
-    """End with exit code 3 if the invariant is broken, in the replay or in the saved state."""
-    name = command.name
-    short_invariant = shorten(invariant, 100)
-    if result.saved_state_differs:
-        raise IntegrityError(
-            f"{name}: {replay.partition}: the state saved at offset {result.end_offset} breaks"
-            f" {short_invariant}, and what is folded there today does not:"
-            " the machine, or the stream's file, changed since",
-            session=shorten(replay.session_name),
-            next=f"compare: seriatim replay {name} --to DIR, then seriatim diff {name} DIR;"
-            f" seriatim repair {name} replaces it",
-        )
-    if result.first_broken_offset >= 0:
+    def error(self) -> SeriatimError | None:
+        """The broken invariant, in the replay or in the saved state."""
+        name = self.command.name
+        replay = self.replay
+        result = self.result
+        short_invariant = shorten(self.invariant, 100)
+        if result.saved_state_differs:
+            return IntegrityError(
+                f"{name}: {replay.partition}: the state saved at offset {result.end_offset} breaks"
+                f" {short_invariant}, and what is folded there today does not:"
+                " the machine, or the stream's file, changed since",
+                session=shorten(replay.session_name),
+                next=f"compare: seriatim replay {name} --to DIR, then seriatim diff {name} DIR;"
+                f" seriatim repair {name} replaces it",
+            )
+        if result.first_broken_offset < 0:
+            return None
         good = ""
         if result.last_good_offset >= 0:
             good = f"after offset {result.last_good_offset} it did"
-        raise IntegrityError(
+        return IntegrityError(
             f"{name}: {replay.partition}: after offset {result.first_broken_offset}"
             f" {short_invariant} does not hold any more",
             session=shorten(replay.session_name),

@@ -1,6 +1,6 @@
 """`seriatim diff`: compare two outputs by offset, of streams or of replays.
 
-Next: operations/inspect/diff.py compares; cli/replay_range.py writes the output of a replay.
+Next: operations/inspect/diff.py compares; cli/replay.py writes the output of a replay.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import typer
 from msgspec import Struct
 
-from seriatim import config, context, stream_files
-from seriatim.cli import print_json, print_notice
+from seriatim import config, context
+from seriatim.cli import CommandResult, Options, print_notice
 from seriatim.cli.lookback import render_value
-from seriatim.cli.options import Json, require_run_head
+from seriatim.cli.options import Json, load_stream, require_run_head
 from seriatim.cli.output import RunProgress
 from seriatim.engine.findings import shell_quote
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.errors import ConfigError, IntegrityError
+from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.operations.inspect.diff import DiffResult, RecordDifference, diff_records
 from seriatim.storage import scratch
 from seriatim.storage.record_query import RecordQuery
@@ -40,7 +40,9 @@ class ComparedOutput(Struct):
     """The stream whose messages these are; empty if a replay's folder does not say it."""
 
 
-def diff(left_output: LeftOutput, right_output: RightOutput, json: Json = False) -> None:
+def diff(
+    left_output: LeftOutput, right_output: RightOutput, _json: Json = False
+) -> ComparedRecords:
     """Compare the records of two outputs, offset by offset.
 
     The differences are counted, and the first ones are printed. Only what both outputs have folded
@@ -51,13 +53,10 @@ def diff(left_output: LeftOutput, right_output: RightOutput, json: Json = False)
     """
     left = _open_output(left_output)
     right = _open_output(right_output)
-    progress = RunProgress("diff", "offsets")
-    try:
+    with RunProgress("diff", "offsets") as progress:
         result = diff_records(
             left.records, right.records, left.folded_ranges, right.folded_ranges, progress
         )
-    finally:
-        progress.close()
     other_tables = sorted({*left.records.other_tables, *right.records.other_tables})
     result.not_compared += [f"table {name}: only records are" for name in other_tables]
     if not result.ranges:
@@ -66,7 +65,10 @@ def diff(left_output: LeftOutput, right_output: RightOutput, json: Json = False)
             cause="; ".join(result.not_compared[:5]),
             next="compare outputs of the same topics",
         )
-    _print_result(left_output, right_output, left.stream or right.stream, result, json=json)
+    if not Options.json:
+        for note in result.not_compared:
+            print_notice(f"not compared: {note}")
+    return ComparedRecords(left_output, right_output, left.stream or right.stream, result)
 
 
 def _open_output(name: str) -> ComparedOutput:
@@ -90,7 +92,7 @@ def _open_output(name: str) -> ComparedOutput:
 
 def _open_stream_output(name: str) -> ComparedOutput:
 
-    file = stream_files.load_stream(name, config.load_settings().streams)
+    file = load_stream(name)
     stream = file.stream
     head = require_run_head(context.ledger(file), stream.name)
     folded_ranges = {}
@@ -121,93 +123,102 @@ def _warn_missing_messages(name: str, manifest: dict[str, Any]) -> None:
             )
 
 
-def _print_result(
-    left_name: str, right_name: str, stream: str, result: DiffResult, *, json: bool
-) -> None:
-    """Print what differs; any difference raises."""
-    if json:
-        print_json(_result_values(left_name, right_name, result))
-    else:
-        for note in result.not_compared:
-            print_notice(f"not compared: {note}")
-        for (partition, _), offset_range in result.ranges.items():
-            typer.echo(f"{partition} {offset_range} compared")
-        for difference in result.differences[:DIFFERENCES_SHOWN]:
-            _print_difference(left_name, right_name, difference)
-    if result.count:
-        _raise_for_differences(left_name, right_name, stream, result)
-    if not json:
-        typer.echo(f"{left_name} and {right_name} do not differ: {result.records} records")
+class ComparedRecords(CommandResult):
+    """What differs between the records of two outputs."""
 
+    left_name: str
+    right_name: str
+    stream: str
+    result: DiffResult
 
-def _raise_for_differences(
-    left_name: str, right_name: str, stream: str, result: DiffResult
-) -> None:
-    difference = result.differences[0]
-    record = difference.left or difference.right or {}
-    session = shell_quote(str(record.get("session")))
-    raise IntegrityError(
-        f"{left_name} and {right_name} differ, first at {difference.partition},"
-        f" offset {difference.offset}, index {difference.index}",
-        count=f"{result.differing} records differ, {result.only_left} only in {left_name},"
-        f" {result.only_right} only in {right_name}",
-        next=f"seriatim trace {shell_quote(stream or left_name)} {session}"
-        f" --partition {difference.partition} --from {max(0, difference.offset - 5)}"
-        f" --until {difference.offset + 1}",
-    )
-
-
-def _result_values(left_name: str, right_name: str, result: DiffResult) -> dict[str, Any]:
-    compared = [
-        {
-            "topic": partition.topic,
-            "partition": partition.number,
-            "topic_id": topic_id,
-            "from": offset_range.start,
-            "until": offset_range.end,
+    def to_json(self) -> dict[str, Any]:
+        """What was compared, the counts, and the first differences."""
+        result = self.result
+        compared = [
+            {
+                "topic": partition.topic,
+                "partition": partition.number,
+                "topic_id": topic_id,
+                "from": offset_range.start,
+                "until": offset_range.end,
+            }
+            for (partition, topic_id), offset_range in result.ranges.items()
+        ]
+        differences = [
+            {
+                "topic": difference.partition.topic,
+                "partition": difference.partition.number,
+                "offset": difference.offset,
+                "index": difference.index,
+                "columns": difference.columns,
+                "left": difference.left,
+                "right": difference.right,
+            }
+            for difference in result.differences
+        ]
+        first_difference = None
+        if differences:
+            first_difference = differences[0]
+        return {
+            "left": self.left_name,
+            "right": self.right_name,
+            "compared": compared,
+            "records": result.records,
+            "count": result.count,
+            "differing": result.differing,
+            "only_left": result.only_left,
+            "only_right": result.only_right,
+            "first": first_difference,
+            "partings": differences,
+            "not_compared": result.not_compared,
         }
-        for (partition, topic_id), offset_range in result.ranges.items()
-    ]
-    differences = [_difference_values(difference) for difference in result.differences]
-    return {
-        "left": left_name,
-        "right": right_name,
-        "compared": compared,
-        "records": result.records,
-        "count": result.count,
-        "differing": result.differing,
-        "only_left": result.only_left,
-        "only_right": result.only_right,
-        "first": differences[0] if differences else None,
-        "partings": differences,
-        "not_compared": result.not_compared,
-    }
 
+    def render(self) -> str:
+        """The ranges that were compared, and the first differences."""
+        result = self.result
+        lines = [
+            f"{partition} {offset_range} compared"
+            for (partition, _), offset_range in result.ranges.items()
+        ]
+        for difference in result.differences[:DIFFERENCES_SHOWN]:
+            lines += self._render_difference(difference)
+        if not result.count:
+            lines.append(
+                f"{self.left_name} and {self.right_name} do not differ: {result.records} records"
+            )
+        return "\n".join(lines)
 
-def _difference_values(difference: RecordDifference) -> dict[str, Any]:
-    return {
-        "topic": difference.partition.topic,
-        "partition": difference.partition.number,
-        "offset": difference.offset,
-        "index": difference.index,
-        "columns": difference.columns,
-        "left": difference.left,
-        "right": difference.right,
-    }
+    def _render_difference(self, difference: RecordDifference) -> list[str]:
+        record = difference.left or difference.right or {}
+        headline = (
+            f"{difference.partition} offset {difference.offset} index {difference.index}"
+            f"  session {render_value(record.get('session'))}"
+        )
+        lines = [typer.style(headline, bold=True)]
+        if difference.columns and difference.left and difference.right:
+            for column in difference.columns:
+                left_value = render_value(difference.left[column])
+                right_value = render_value(difference.right[column])
+                lines.append(f"    {column:<12} {left_value} → {right_value}")
+        else:
+            output_name = self.left_name if difference.left else self.right_name
+            lines.append(f"    only in {output_name}: {render_value(record)}")
+        return lines
 
-
-def _print_difference(left_name: str, right_name: str, difference: RecordDifference) -> None:
-    record = difference.left or difference.right or {}
-    typer.secho(
-        f"{difference.partition} offset {difference.offset} index {difference.index}"
-        f"  session {render_value(record.get('session'))}",
-        bold=True,
-    )
-    if difference.columns and difference.left and difference.right:
-        for column in difference.columns:
-            left_value = render_value(difference.left[column])
-            right_value = render_value(difference.right[column])
-            typer.echo(f"    {column:<12} {left_value} → {right_value}")
-    else:
-        output_name = left_name if difference.left else right_name
-        typer.echo(f"    only in {output_name}: {render_value(record)}")
+    def error(self) -> SeriatimError | None:
+        """The first difference, and how to look at it."""
+        result = self.result
+        if not result.count:
+            return None
+        difference = result.differences[0]
+        record = difference.left or difference.right or {}
+        session = shell_quote(str(record.get("session")))
+        return IntegrityError(
+            f"{self.left_name} and {self.right_name} differ, first at {difference.partition},"
+            f" offset {difference.offset}, index {difference.index}",
+            count=f"{result.differing} records differ, {result.only_left} only in"
+            f" {self.left_name}, {result.only_right} only in {self.right_name}",
+            next=f"seriatim trace {shell_quote(self.stream or self.left_name)} {session}"
+            f" --partition {difference.partition} --from {max(0, difference.offset - 5)}"
+            f" --until {difference.offset + 1}",
+        )

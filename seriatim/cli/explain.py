@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from seriatim.cli import output, print_json, print_notice
+from seriatim.cli import CommandResult, print_notice, print_result
 from seriatim.cli.lookback import (
     LookbackCommand,
     Topic,
@@ -17,9 +17,11 @@ from seriatim.cli.lookback import (
     open_lookback,
     render_time,
     render_value,
-    shorten_text,
+    without_values_before,
 )
 from seriatim.cli.options import Json, StreamName
+from seriatim.cli.output import render_table
+from seriatim.engine.findings import shorten
 from seriatim.engine.records import LAST_RECORD_COLUMNS
 from seriatim.errors import ConfigError
 from seriatim.operations.inspect.explain import (
@@ -53,8 +55,8 @@ def explain(
         ),
     ] = None,
     topic: Topic = None,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> SessionsWithRow | None:
     """Show every message that touched a row of the output.
 
     Each message is shown with the records it gave. The last line is what the row is now. The
@@ -74,16 +76,14 @@ def explain(
             sessions = _session_without_records(command, session, topic)
         session_names = {location[3] for location in sessions}
         if len(session_names) > 1:
-            _print_sessions(command, sessions, json=json)
-            return
+            return SessionsWithRow(command.name, _session_rows(command, sessions))
         explainer = RowExplainer(command.open_stream, command.head, row_key, command.progress)
         explanations = [explainer.run(location, records) for location, records in sessions.items()]
         command.stop_progress()
+        # A session that moved to another partition has one explanation for each.
         for explanation in explanations:
-            if json:
-                print_json(_result_values(command.name, row, explanation))
-            else:
-                _print_result(explanation, row)
+            print_result(ExplainedRow(command.name, row, explanation))
+    return None
 
 
 def _session_without_records(
@@ -100,15 +100,12 @@ def _session_without_records(
     return {(partition.topic, partition.number, account.topic_id, session): []}
 
 
-def _print_sessions(
-    command: LookbackCommand, records_by_session: dict[Any, list[Any]], *, json: bool
-) -> None:
-    """List the sessions that have the row, so that the person can choose one."""
+def _session_rows(command: LookbackCommand, sessions: dict[Any, list[Any]]) -> list[dict[str, Any]]:
     rows = []
-    for (topic, number, _, session), records in records_by_session.items():
+    for (topic, number, _, session), records in sessions.items():
         rows.append(
             {
-                "session": shorten_text(session, 100),
+                "session": shorten(session, 100),
                 "topic": topic,
                 "partition": number,
                 "records": len(records),
@@ -117,11 +114,21 @@ def _print_sessions(
                 "now": "gone" if _is_deleted(command, records[-1]) else "there",
             }
         )
-    if json:
-        print_json({"stream": command.name, "sessions": rows})
-        return
-    output.print_table(list(rows[0]), rows[:SESSIONS_SHOWN_MAX])
-    print_notice(f"{command.name}: {len(rows)} sessions have this row; choose one with --session")
+    return rows
+
+
+class SessionsWithRow(CommandResult):
+    """The sessions that have a row, so that the person can choose one."""
+
+    stream: str
+    sessions: list[dict[str, Any]]
+
+    def render(self) -> str:
+        """A table of the first sessions."""
+        print_notice(
+            f"{self.stream}: {len(self.sessions)} sessions have this row; choose one with --session"
+        )
+        return render_table(self.sessions[:SESSIONS_SHOWN_MAX])
 
 
 def _is_deleted(command: LookbackCommand, record: dict[str, Any]) -> bool:
@@ -130,18 +137,45 @@ def _is_deleted(command: LookbackCommand, record: dict[str, Any]) -> bool:
     return row_key_spec is not None and row_key_spec.deletes_row(record)
 
 
-def _result_values(stream: str, row: str, result: RowExplanation) -> dict[str, Any]:
-    return {
-        "stream": stream,
-        "row": row,
-        "session": result.session,
-        "topic": result.partition.topic,
-        "partition": result.partition.number,
-        "topic_id": result.topic_id,
-        "value": result.value,
-        "touches": [_touch_values(touch) for touch in result.touches],
-        "notes": result.notes,
-    }
+class ExplainedRow(CommandResult):
+    """The messages that touched a row of one session."""
+
+    stream: str
+    row: str
+    explanation: RowExplanation
+
+    def to_json(self) -> dict[str, Any]:
+        """The row, with one object for each message."""
+        explanation = self.explanation
+        return {
+            "stream": self.stream,
+            "row": self.row,
+            "session": explanation.session,
+            "topic": explanation.partition.topic,
+            "partition": explanation.partition.number,
+            "topic_id": explanation.topic_id,
+            "value": explanation.value,
+            "touches": [_touch_values(touch) for touch in explanation.touches],
+            "notes": explanation.notes,
+        }
+
+    def render(self) -> str:
+        """Each message with what it did, and what the row is now."""
+        explanation = self.explanation
+        for note in explanation.notes:
+            print_notice(note)
+        headline = (
+            f"Row {shorten(self.row)} in {explanation.partition},"
+            f" session {shorten(explanation.session)}:"
+            f" touched by {len(explanation.touches)} messages"
+        )
+        lines = [typer.style(headline, bold=True)]
+        for touch in explanation.touches:
+            lines += _touch_lines(touch)
+        value = "it is not there"
+        if explanation.value is not None:
+            value = render_value(explanation.value)
+        return "\n".join([*lines, f"now: {value}"])
 
 
 def _touch_values(touch: RowTouch) -> dict[str, Any]:
@@ -164,42 +198,24 @@ def _machine_values(record: dict[str, Any]) -> dict[str, Any]:
     return {column: value for column, value in record.items() if column not in hidden_columns}
 
 
-def _print_result(result: RowExplanation, row: str) -> None:
-    typer.secho(
-        f"Row {shorten_text(row)} in {result.partition}, session {shorten_text(result.session)}:"
-        f" touched by {len(result.touches)} messages",
-        bold=True,
-    )
-    for touch in result.touches:
-        _print_touch(touch)
-    value = "it is not there"
-    if result.value is not None:
-        value = render_value(result.value)
-    typer.echo(f"now: {value}")
-    for note in result.notes:
-        print_notice(note)
-
-
-def _print_touch(touch: RowTouch) -> None:
-    time = "" if touch.timestamp is None else f"  {render_time(touch.timestamp)}"
-    sequence = "" if touch.sequence is None else f"  seq {touch.sequence}"
-    no_record = "" if touch.records else ", no record"
+def _touch_lines(touch: RowTouch) -> list[str]:
+    headline = f"  {touch.offset}"
+    if touch.timestamp is not None:
+        headline += f"  {render_time(touch.timestamp)}"
+    if touch.sequence is not None:
+        headline += f"  seq {touch.sequence}"
+    headline += f"  {touch.outcome}"
+    if not touch.records:
+        headline += ", no record"
     color = typer.colors.RED if touch.findings or not touch.records else None
-    typer.secho(f"  {touch.offset}{time}{sequence}  {touch.outcome}{no_record}", fg=color)
+    lines = [typer.style(headline, fg=color)]
     if touch.message is not None:
-        typer.echo(f"      message  {render_value(touch.message)}")
+        lines.append(f"      message  {render_value(touch.message)}")
     for record in touch.records:
-        _print_record(record)
+        values = without_values_before(_machine_values(record))
+        lines.append(f"      record   {render_value(values)}")
     for finding in touch.findings:
-        cause = f": {shorten_text(finding['cause'])}" if finding["cause"] else ""
-        typer.secho(f"      finding  {finding['finding']} ({finding['level']}){cause}", fg=color)
-
-
-def _print_record(record: dict[str, Any]) -> None:
-    """Print a record without the values before the change: the record before has them."""
-    values = {
-        column: value
-        for column, value in _machine_values(record).items()
-        if not column.startswith("before_")
-    }
-    typer.echo(f"      record   {render_value(values)}")
+        cause = f": {shorten(finding['cause'])}" if finding["cause"] else ""
+        text = f"      finding  {finding['finding']} ({finding['level']}){cause}"
+        lines.append(typer.style(text, fg=color))
+    return lines

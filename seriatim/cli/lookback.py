@@ -1,14 +1,14 @@
-"""Shared by the commands that look back at a session: opening, common options, printing a step.
+"""`seriatim trace`, and what all commands share that look back at a session: opening the stream,
+common options, printing a step.
 
-Next: cli/trace.py is the simplest of these commands; cli/state.py, cli/bisect.py, cli/explain.py
-and cli/replay.py are the others.
+Next: operations/inspect/session_replay.py folds the session; cli/state.py, cli/bisect.py,
+cli/explain.py and cli/replay.py are the other commands.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -20,8 +20,8 @@ import typer
 from msgspec import Struct
 
 from seriatim import config, context, stream_files
-from seriatim.cli import Options, print_notice
-from seriatim.cli.options import require_run_head
+from seriatim.cli import Options, print_json, print_notice
+from seriatim.cli.options import Json, StreamName, load_stream, require_run_head
 from seriatim.cli.output import RunProgress
 from seriatim.context import ConnectedStream
 from seriatim.engine.findings import shorten
@@ -91,7 +91,7 @@ class LookbackCommand(Struct, frozen=True):
     file: StreamFile
     open_stream: ConnectedStream
     head: LedgerHead
-    progress: DelayedProgress | None = None
+    progress: RunProgress | None = None
 
     @property
     def name(self) -> str:
@@ -193,50 +193,31 @@ class LookbackCommand(Struct, frozen=True):
         """
         if text is None:
             return default
+        return self.resolve_edge(replay.partition, text, replay.bounds.log_end)
+
+    def resolve_edge(self, partition: Partition, text: str, after_last: int) -> int:
+        """The offset of an edge; of a time after the last message, `after_last`."""
         offset = parse_offset(text)
         if offset is not None:
             return offset
-        offsets = self.open_stream.log.offsets_for_time([replay.partition], parse_time_ms(text))
-        first_offset_at_time = offsets.get(replay.partition, -1)
-        if first_offset_at_time < 0:
-            return replay.bounds.log_end
-        return first_offset_at_time
-
-
-class DelayedProgress:
-    """Progress that stays silent for the first two seconds."""
-
-    def __init__(self, stream: str) -> None:
-
-        self.began_seconds = time.monotonic()
-        self.progress = RunProgress(stream, "offsets")
-        self.is_closed = False
-
-    def __call__(self, done: int, total: int) -> None:
-        if self.is_closed:
-            return
-        if time.monotonic() - self.began_seconds > PROGRESS_DELAY_SECONDS:
-            self.progress(done, total)
-
-    def close(self) -> None:
-        """End the progress line, and show nothing more."""
-        self.is_closed = True
-        self.progress.close()
+        offsets = self.open_stream.log.offsets_for_time([partition], parse_time_ms(text))
+        first_offset_at_time = offsets.get(partition, -1)
+        return after_last if first_offset_at_time < 0 else first_offset_at_time
 
 
 @contextmanager
 def open_lookback(stream: str) -> Iterator[LookbackCommand]:
     """Open a stream to look back at it. A stream that was never run is refused."""
-    settings = config.load_settings()
-    file = stream_files.load_stream(stream, settings.streams)
-    open_stream = context.ConnectedStream(file, settings)
+    file = load_stream(stream)
+    open_stream = context.ConnectedStream(file, config.load_settings())
     open_stream.runner = stream_files.load_runner(file)
     # After the user's machine, so that one that needs pandas has imported it already.
     block_pandas_import()
     name = file.stream.name
     head = require_run_head(open_stream.ledger, name)
     context.refuse_machine_for_ledger(file, head.ledger)
-    command = LookbackCommand(file, open_stream, head, DelayedProgress(name))
+    progress = RunProgress(name, "offsets", silent_seconds=PROGRESS_DELAY_SECONDS)
+    command = LookbackCommand(file, open_stream, head, progress)
     try:
         yield command
     finally:
@@ -300,14 +281,9 @@ def render_time(ms: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def shorten_text(text: str | None, length: int = 400) -> str:
-    """A text of limited length, without characters that a terminal would act on."""
-    return shorten(text, length)
-
-
 def render_value(value: Any) -> str:
     """Any value as JSON on one short line, without characters that a terminal would act on."""
-    return shorten_text(msgspec.json.encode(value, enc_hook=str).decode(), LINE_WIDTH_MAX)
+    return shorten(msgspec.json.encode(value, enc_hook=str).decode(), LINE_WIDTH_MAX)
 
 
 def step_values(runner: Runner, step: TraceStep, frontier: int) -> dict[str, Any]:
@@ -354,20 +330,20 @@ def message_values(runner: Runner, step: TraceStep) -> Any:
 def print_step(runner: Runner, step: TraceStep, frontier: int, *, mark: str = "") -> None:
     """Print a step for people: headline, message, changes, records, findings."""
     values = step_values(runner, step, frontier)
-    sequence = "" if step.sequence is None else f"  seq {step.sequence}"
-    not_committed = "" if values["committed"] else ", not committed yet"
+    headline = f"{mark}{step.offset}  {values['time']}"
+    if step.sequence is not None:
+        headline += f"  seq {step.sequence}"
+    headline += f"  {step.outcome}"
+    if not values["committed"]:
+        headline += ", not committed yet"
     color = typer.colors.RED if step.findings else None
-    typer.secho(
-        f"{mark}{step.offset}  {values['time']}{sequence}  {step.outcome}{not_committed}",
-        bold=True,
-        fg=color,
-    )
+    typer.secho(headline, bold=True, fg=color)
     typer.echo(f"    message   {render_value(values['message'])}")
     _print_changes(values["changes"])
     _print_records(values["records"])
     for finding in step.findings:
         separator = ": " if finding.cause else ""
-        cause = shorten_text(finding.cause, LINE_WIDTH_MAX)
+        cause = shorten(finding.cause, LINE_WIDTH_MAX)
         typer.secho(
             f"    finding   {finding.finding} ({finding.level}){separator}{cause}", fg=color
         )
@@ -375,7 +351,7 @@ def print_step(runner: Runner, step: TraceStep, frontier: int, *, mark: str = ""
 
 def _print_changes(changes: list[dict[str, Any]]) -> None:
     for change in changes[:LINES_SHOWN_MAX]:
-        row = shorten_text(change["what"], 40)
+        row = shorten(change["what"], 40)
         before = render_value(change["before"])
         after = render_value(change["after"])
         typer.echo(f"    {row:<8}  {before} → {after}")
@@ -384,15 +360,73 @@ def _print_changes(changes: list[dict[str, Any]]) -> None:
         typer.echo(f"    … and {hidden_count} more; --json has them all")
 
 
+def without_values_before(record: dict[str, Any]) -> dict[str, Any]:
+    """A record without the values before the change: the lines above it have shown them."""
+    return {column: value for column, value in record.items() if not column.startswith("before_")}
+
+
 def _print_records(records: list[dict[str, Any]]) -> None:
     for record in records[:LINES_SHOWN_MAX]:
-        # Values before the change repeat the lines of the changes.
-        values = {
-            column: value
-            for column, value in record.items()
-            if column != "index" and not column.startswith("before_")
-        }
+        values = without_values_before(record)
+        values.pop("index")
         typer.echo(f"    record {record['index']:<3}{render_value(values)}")
     hidden_count = len(records) - LINES_SHOWN_MAX
     if hidden_count > 0:
         typer.echo(f"    … and {hidden_count} more records")
+
+
+def trace(
+    stream: StreamName,
+    session: SessionName,
+    topic: Topic = None,
+    partition: InPartition = None,
+    start: From = None,
+    until: Until = None,
+    findings: Annotated[
+        bool, typer.Option("--findings", help="Show only messages with findings.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Show at most this many messages.")
+    ] = None,
+    _json: Json = False,
+) -> None:
+    """Show a session message by message, with what each did.
+
+    Each message has its offset and time, and the row changes, records and findings that it gave.
+    The command folds in this process, from the nearest saved state on, with the stream's own
+    machine and tier. It needs no Spark, and changes nothing. It begins at the session's first
+    message and ends at the frontier. If --until is beyond the frontier, it shows what the next run
+    would do. With --json it prints one object per line.
+
+    Example: seriatim trace demo session-00007 --from 41000 --until 41020
+    """
+    with open_lookback(stream) as command:
+        replay, begin, end = command.open_session(session, topic, partition, start, until)
+        replay.fold_to(begin)
+        command.stop_progress()
+        shown_count = 0
+        for step in replay.steps(end):
+            if findings and not step.findings:
+                continue
+            if Options.json:
+                print_json(step_values(command.runner, step, replay.committed_end))
+            else:
+                print_step(command.runner, step, replay.committed_end)
+            shown_count += 1
+            if shown_count == limit:
+                # The end was not reached, so nothing can be said about the state there.
+                return
+        if replay.differs_from_saved():
+            offset = replay.next_offset
+            print_notice(
+                f"{command.name}: at offset {offset} this is not the state that was committed:"
+                " the machine or the stream's file changed since;"
+                f" --from {offset} begins with the committed one",
+                parted=offset,
+            )
+        if not shown_count:
+            subject = "findings" if findings else "messages"
+            print_notice(
+                f"{command.name}: session {session!r} has no {subject}"
+                f" in {replay.partition} [{begin}, {end})"
+            )

@@ -36,16 +36,21 @@ class RunProgress:
     in a log.
     """
 
-    def __init__(self, stream: str, unit: str = "messages") -> None:
+    def __init__(self, stream: str, unit: str = "messages", *, silent_seconds: float = 0.0) -> None:
         self.stream = stream
         self.unit = unit
         self.is_live = sys.stderr.isatty() and not Options.json
         self.began_seconds = time.monotonic()
         self.printed_seconds = self.began_seconds
+        self.silent_seconds = silent_seconds
+        """Nothing is shown before so many seconds have passed."""
         self.has_open_line = False
+        self.is_closed = False
 
     def __call__(self, done: int, total: int) -> None:
         now_seconds = time.monotonic()
+        if self.is_closed or now_seconds - self.began_seconds < self.silent_seconds:
+            return
         is_too_early = now_seconds - self.printed_seconds < LINE_EVERY_SECONDS
         if not self.is_live and is_too_early and done < total:
             return
@@ -75,7 +80,8 @@ class RunProgress:
         self.close()
 
     def close(self) -> None:
-        """End the line that is rewritten, so that other output begins on a new one."""
+        """Show nothing more, and end the line that is rewritten: other output begins on a new one."""
+        self.is_closed = True
         if self.has_open_line:
             typer.echo("", err=True)
             self.has_open_line = False

@@ -234,15 +234,14 @@ def _prune_traces_afterwards(file: StreamFile, trace: tuple[str, ...]) -> Iterat
 
 def _prune_traces(file: StreamFile) -> None:
     """Delete the oldest traces, and print where the traces are."""
+    name = file.stream.name
     store = open_store(file.stream.output.path)
     folder = f"{store.url}/traces"
     try:
         traces.prune(store)
     except OSError as error:  # that undoes no commit, so it is a notice only
-        print_notice(
-            f"{file.stream.name}: old traces could not be deleted: {error}; look at {folder}"
-        )
-    print_notice(f"{file.stream.name}: traces are in {folder}")
+        print_notice(f"{name}: old traces could not be deleted: {error}; look at {folder}")
+    print_notice(f"{name}: traces are in {folder}")
 
 
 def findings_with_time_left(fold_run: FoldRun) -> list[Finding]:

@@ -5,13 +5,15 @@ Next: embedded/s3.py does it.
 
 from __future__ import annotations
 
-from typing import Annotated
+from shlex import quote
+from typing import Annotated, Any
 
 import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import print_notice
+from seriatim.cli import CommandResult, Options, print_json, print_notice
+from seriatim.cli.options import Json
 from seriatim.embedded.s3 import (
     S3ServerInfo,
     s3_environment,
@@ -22,8 +24,6 @@ from seriatim.embedded.s3 import (
 from seriatim.errors import PlatformError
 
 s3 = typer.Typer(help="Start and stop the embedded S3 server.", no_args_is_help=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @s3.command()
@@ -36,8 +36,8 @@ def start(
             help="The port on 127.0.0.1. Default: the port of the last start, else a free one.",
         ),
     ] = None,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> RunningS3Server:
     """Start the S3 server, and leave it running.
 
     It is one process on 127.0.0.1, with a bucket named seriatim, for trying and for tests. If it is
@@ -46,7 +46,7 @@ def start(
     Example: seriatim s3 start --port 9000
     """
     settings = config.load_settings()
-    _print_server(start_s3_server(settings, settings.home, port, print_notice), json=json)
+    return RunningS3Server(start_s3_server(settings, settings.home, port, print_notice))
 
 
 @s3.command()
@@ -60,7 +60,7 @@ def stop() -> None:
 
 
 @s3.command()
-def status(json: Json = False) -> None:
+def status(_json: Json = False) -> RunningS3Server:
     """Print the server's address, bucket and process.
 
     The exit code is 4 if no server is running.
@@ -71,12 +71,12 @@ def status(json: Json = False) -> None:
     server = s3_server_status(home)
     if server is None:
         # Scripts get the usual object, with nulls; the exit code says that none is running.
-        if json:
-            typer.echo(msgspec.json.encode(dict.fromkeys(("endpoint", "bucket", "pid"))))
+        if Options.json:
+            print_json(dict.fromkeys(("endpoint", "bucket", "pid")))
         raise PlatformError(
             "no embedded S3 server is running", home=str(home), next="seriatim s3 start"
         )
-    _print_server(server, json=json)
+    return RunningS3Server(server)
 
 
 @s3.command()
@@ -87,15 +87,20 @@ def env() -> None:
 
     Example: seriatim s3 env
     """
-    from shlex import quote
-
     for name, value in s3_environment(config.load_settings().home).items():
         typer.echo(f"export {name}={quote(value)}")
 
 
-def _print_server(server: S3ServerInfo, *, json: bool) -> None:
-    if json:
-        typer.echo(msgspec.json.encode(server))
-        return
-    for field, value in msgspec.structs.asdict(server).items():
-        typer.echo(f"{field:<9} {value}")
+class RunningS3Server(CommandResult):
+    """The S3 server that is running."""
+
+    server: S3ServerInfo
+
+    def to_json(self) -> Any:
+        """Its address, bucket and process."""
+        return self.server
+
+    def render(self) -> str:
+        """A line for each of them."""
+        values = msgspec.structs.asdict(self.server)
+        return "\n".join(f"{name:<9} {value}" for name, value in values.items())

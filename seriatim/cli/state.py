@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from seriatim import config, context, stream_files
-from seriatim.cli import output, print_json, print_notice
+from seriatim import context, stream_files
+from seriatim.cli import CommandResult, print_notice
 from seriatim.cli.lookback import (
     InPartition,
     LookbackCommand,
@@ -22,9 +22,10 @@ from seriatim.cli.lookback import (
     open_lookback,
     parse_time_ms,
     render_value,
-    shorten_text,
 )
-from seriatim.cli.options import Json, StreamName, require_run_head
+from seriatim.cli.options import Json, StreamName, load_stream, require_run_head
+from seriatim.cli.output import render_table
+from seriatim.engine.findings import shorten
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.views import state_to_plain
@@ -60,8 +61,8 @@ def state(
             help="What differs between two points, which are offsets or times in UTC.",
         ),
     ] = None,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> CommandResult:
     """Show what the machine holds for a session, now or earlier.
 
     Earlier means as of a ledger entry, after an offset, or at a time. To reach an offset, the
@@ -84,32 +85,20 @@ def state(
                 "--partition is for a point of the past",
                 next="give --at-offset with it, or use --topic",
             )
-        _print_saved_state(stream, session, topic, version, json=json)
-        return
+        return _saved_state(stream, session, topic, version)
     with open_lookback(stream) as command:
         session_partition, _ = command.find_session(session, topic, partition)
         replay = command.session_replay(session_partition, session)
         if diff is not None:
-            _print_difference(command, replay, diff, json=json)
-            return
+            return _compare_states(command, replay, diff)
         end = command.resolve_point(replay, at_time or "") if at_offset is None else at_offset + 1
         values = _state_values_at(command, replay, end)
-        command.stop_progress()
-        _print_state_values(values, json=json)
+        return SessionState(values)
 
 
-def _print_state_values(values: dict[str, Any], *, json: bool) -> None:
-    if json:
-        print_json(values)
-    else:
-        _print_state(values)
-
-
-def _print_saved_state(
-    stream: str, session: str, topic: str | None, version: int | None, *, json: bool
-) -> None:
-    """Print the state as a ledger entry saved it. Nothing is folded for that."""
-    file = stream_files.load_stream(stream, config.load_settings().streams)
+def _saved_state(stream: str, session: str, topic: str | None, version: int | None) -> SessionState:
+    """The state as a ledger entry saved it. Nothing is folded for that."""
+    file = load_stream(stream)
     states = _read_saved_states(file, session, topic, version)
     if len(states) > 1:
         partitions = ", ".join(f"{values['topic']}/{values['partition']}" for values in states)
@@ -117,7 +106,7 @@ def _print_saved_state(
             f"{file.stream.name}: session {session!r} lives in {partitions}",
             next="choose one with --topic",
         )
-    _print_state_values(states[0], json=json)
+    return SessionState(states[0])
 
 
 def _read_saved_states(
@@ -176,58 +165,75 @@ def _state_values_at(command: LookbackCommand, replay: SessionReplay, end: int) 
     }
 
 
-def _print_difference(
-    command: LookbackCommand, replay: SessionReplay, points: tuple[str, str], *, json: bool
-) -> None:
-    """Print what differs between the states at two points."""
+def _compare_states(
+    command: LookbackCommand, replay: SessionReplay, points: tuple[str, str]
+) -> StateDifference:
+    """What differs between the states at two points."""
     # Both are resolved first, so that a wrong second one is refused before anything is folded.
     ends = [command.resolve_point(replay, text) for text in points]
     states = []
     for end in ends:
         _fold_to_offset(command, replay, end)
         states.append(replay.tracing_fold.copy_of_state())
-    changes = change_values(command.runner, states[0], states[1])
-    from_offset = ends[0] - 1
-    to_offset = ends[1] - 1
-    if json:
-        print_json(
-            {
-                "session": replay.session_name,
-                "topic": replay.partition.topic,
-                "partition": replay.partition.number,
-                "from_offset": from_offset,
-                "to_offset": to_offset,
-                "changes": changes,
-            }
+    return StateDifference(
+        session=replay.session_name,
+        topic=replay.partition.topic,
+        partition=replay.partition.number,
+        from_offset=ends[0] - 1,
+        to_offset=ends[1] - 1,
+        changes=change_values(command.runner, states[0], states[1]),
+    )
+
+
+class StateDifference(CommandResult, kw_only=True):
+    """What differs between two states of a session."""
+
+    session: str
+    topic: str
+    partition: int
+    from_offset: int
+    to_offset: int
+    changes: list[dict[str, Any]]
+
+    def render(self) -> str:
+        """A line for each change."""
+        lines = [
+            (
+                f"{shorten(self.session)} in {self.topic}/{self.partition}:"
+                f" {len(self.changes)} differ between offset {self.from_offset} and {self.to_offset}"
+            )
+        ]
+        for change in self.changes:
+            before = render_value(change["before"])
+            after = render_value(change["after"])
+            lines.append(f"  {render_value(change['what'])}  {before} → {after}")
+        return "\n".join(lines)
+
+
+class SessionState(CommandResult):
+    """What the machine holds for a session."""
+
+    values: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """The state, and as of when it is."""
+        return self.values
+
+    def render(self) -> str:
+        """Rows as a table, anything else as JSON."""
+        values = self.values
+        headline = (
+            f"{shorten(values['session'])} in {values['topic']}/{values['partition']},"
+            f" {values['status']}, as of offset {values['offset']}"
         )
-        return
-    typer.echo(
-        f"{shorten_text(replay.session_name)} in {replay.partition}:"
-        f" {len(changes)} differ between offset {from_offset} and {to_offset}"
-    )
-    for change in changes:
-        _print_change(change)
-
-
-def _print_change(change: dict[str, Any]) -> None:
-    before = render_value(change["before"])
-    after = render_value(change["after"])
-    typer.echo(f"  {render_value(change['what'])}  {before} → {after}")
-
-
-def _print_state(values: dict[str, Any]) -> None:
-    """Print a state for people: rows as a table, anything else as JSON."""
-    typer.echo(
-        f"{shorten_text(values['session'])} in {values['topic']}/{values['partition']},"
-        f" {values['status']}, as of offset {values['offset']}"
-    )
-    state = values["state"]
-    has_rows = isinstance(state, dict) and list(state) == ["rows"] and bool(state["rows"])
-    if not has_rows:
-        typer.echo(msgspec.json.format(msgspec.json.encode(state)).decode())
-        return
-    rows = [{column: _render_cell(value) for column, value in row.items()} for row in state["rows"]]
-    output.print_table(list(rows[0]), rows)
+        state = values["state"]
+        has_rows = isinstance(state, dict) and list(state) == ["rows"] and bool(state["rows"])
+        if not has_rows:
+            return f"{headline}\n{msgspec.json.format(msgspec.json.encode(state)).decode()}"
+        rows = []
+        for row in state["rows"]:
+            rows.append({column: _render_cell(value) for column, value in row.items()})
+        return f"{headline}\n{render_table(rows)}"
 
 
 def _render_cell(value: Any) -> Any:

@@ -15,13 +15,12 @@ from typing import Annotated, Any
 import typer
 
 from seriatim import config, context, stream_files
-from seriatim.cli import output, print_json, print_notice
-from seriatim.cli.options import Json, StreamName
-from seriatim.cli.output import RunProgress
-from seriatim.config import Settings
-from seriatim.engine.machine import Runner
-from seriatim.errors import ConfigError, IntegrityError
-from seriatim.kafka.past_messages import KafkaPastMessageReader, read_capture
+from seriatim.cli import CommandResult, print_notice
+from seriatim.cli.options import Json, StreamName, load_stream
+from seriatim.cli.output import RunProgress, render_table
+from seriatim.context import ConnectedStream
+from seriatim.errors import ConfigError, IntegrityError, SeriatimError
+from seriatim.kafka.past_messages import read_capture
 from seriatim.memory import MemoryDigests
 from seriatim.operations.prove import verify_at
 from seriatim.operations.prove.partition_rules import (
@@ -30,7 +29,7 @@ from seriatim.operations.prove.partition_rules import (
     state_row_reader,
 )
 from seriatim.operations.prove.verify import KafkaComparison, Verification, VerifyResult
-from seriatim.operations.prove.verify_at import FirstDifference, ValidationFault, ValidationResult
+from seriatim.operations.prove.verify_at import ValidationResult
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.store import open_store
 from seriatim.stream import Stream
@@ -68,8 +67,8 @@ def verify(
             " timestamp."
         ),
     ] = None,
-    json: Json = False,
-) -> None:
+    _json: Json = False,
+) -> CommandResult:
     """Check a stream's output independently of its runs.
 
     Files, digests, ledger, witness and certificates are checked, and that the records fold to the
@@ -82,8 +81,7 @@ def verify(
 
     Example: seriatim verify demo --at raw --at kafka --at output --capture capture.jsonl
     """
-    settings = config.load_settings()
-    file = stream_files.load_stream(stream, settings.streams)
+    file = load_stream(stream)
     needs_capture = MessageView.RAW in (at or ())
     if needs_capture != (capture is not None):
         raise ConfigError("--at raw and --capture FILE go together", next="give both, or neither")
@@ -91,40 +89,50 @@ def verify(
         raise ConfigError(
             "--at judges messages; --all and --kafka are for files", next="give one or the other"
         )
+    open_stream = context.ConnectedStream(file, config.load_settings())
     if at:
-        _judge_messages(file, settings, at, capture, json=json)
-    else:
-        _verify_output(file, settings, everything=everything, kafka=kafka, json=json)
+        return _judge_messages(open_stream, at, capture)
+    return _verify_output(open_stream, everything=everything, kafka=kafka)
 
 
 def _verify_output(
-    file: StreamFile, settings: Settings, *, everything: bool, kafka: bool, json: bool
-) -> None:
+    open_stream: ConnectedStream, *, everything: bool, kafka: bool
+) -> VerifiedOutput:
+    file = open_stream.file
 
     name = file.stream.name
-    bytes_progress = RunProgress(name, "bytes")
-    messages_progress = RunProgress(name)
-    past_reader = None
-    comparison = None
-    if kafka:
-        past_reader = context.ConnectedStream(file, settings).past_reader
-        bounds = context.log(file, settings).bounds(file.stream.topics)
-        comparison = KafkaComparison(past_reader, bounds, MemoryDigests, messages_progress)
-    verification = Verification(
-        name,
-        FileAudit(open_store(file.stream.output.path)),
-        row_reader=row_reader_or_none(file),
-        from_first_entry=everything,
-        progress=bytes_progress,
-    )
-    try:
-        result = verification.run(comparison)
-    finally:
-        bytes_progress.close()
-        messages_progress.close()
-        if past_reader is not None:
-            past_reader.close()
-    _print_result(name, result, json=json)
+    with RunProgress(name, "bytes") as bytes_progress, RunProgress(name) as messages_progress:
+        comparison = None
+        if kafka:
+            comparison = KafkaComparison(
+                open_stream.past_reader,
+                open_stream.log.bounds(file.stream.topics),
+                MemoryDigests,
+                messages_progress,
+            )
+        verification = Verification(
+            name,
+            FileAudit(open_store(file.stream.output.path)),
+            row_reader=row_reader_or_none(file),
+            from_first_entry=everything,
+            progress=bytes_progress,
+        )
+        try:
+            result = verification.run(comparison)
+        finally:
+            if kafka:
+                open_stream.past_reader.close()
+    for warning in result.warnings:
+        facts = warning.facts(name)
+        details = ". ".join(str(facts[key]) for key in ("file", "next") if key in facts)
+        print_notice(
+            f"{name}: warning: {warning.description}: {details}",
+            warning=warning.description,
+            **facts,
+        )
+    for note in result.notes:
+        print_notice(f"{name}: {note}", note=note)
+    return VerifiedOutput(name, result)
 
 
 def row_reader_or_none(file: StreamFile) -> StateRowReader | None:
@@ -140,123 +148,101 @@ def row_reader_or_none(file: StreamFile) -> StateRowReader | None:
         return None
 
 
-def _print_result(stream: str, result: VerifyResult, *, json: bool) -> None:
-    """Print warnings and notes on stderr, and the summary on stdout. A difference is raised."""
-    for warning in result.warnings:
-        facts = warning.facts(stream)
-        details = ". ".join(str(facts[name]) for name in ("file", "next") if name in facts)
-        print_notice(
-            f"{stream}: warning: {warning.description}: {details}",
-            warning=warning.description,
-            **facts,
-        )
-    for note in result.notes:
-        print_notice(f"{stream}: {note}", note=note)
-    if json:
-        print_json(_result_values(stream, result))
-    if result.difference is not None:
-        raise result.difference.to_error(stream)
-    if not json:
-        typer.echo(_describe_result(stream, result))
+class VerifiedOutput(CommandResult):
+    """What a pass over the output checked, and the first difference."""
 
+    stream: str
+    result: VerifyResult
 
-def _describe_result(stream: str, result: VerifyResult) -> str:
-    entries = f"{result.entries} entries"
-    if result.since >= 0:
-        entries += f" since entry {result.since}"
-    counts = [
-        entries,
-        f"{result.files} files",
-        f"{result.records} records",
-        f"{result.sessions} sessions",
-    ]
-    if result.compared_messages:
-        counts.append(f"{result.compared_messages} messages as Kafka has them")
-    text = f"{stream}: good up to entry {result.sequence}: {', '.join(counts)}"
-    if result.has_folded_records:
-        text += "; the records fold to the state"
-    return text
+    def to_json(self) -> dict[str, Any]:
+        """The verdict, the counts, and the difference."""
+        result = self.result
+        warnings = [
+            {"what": warning.description, **warning.facts(self.stream)}
+            for warning in result.warnings
+        ]
+        verdict = "good"
+        difference = None
+        if result.difference is not None:
+            verdict = "differs"
+            facts = result.difference.facts(self.stream)
+            difference = {"what": result.difference.description, **facts}
+        return {
+            "stream": self.stream,
+            "verdict": verdict,
+            "sequence": result.sequence,
+            "since": result.since,
+            "entries": result.entries,
+            "files": result.files,
+            "bytes": result.bytes,
+            "records": result.records,
+            "sessions": result.sessions,
+            "gone": result.deleted_files,
+            "orphans": result.orphans,
+            "compared": result.compared_messages,
+            "folded": result.has_folded_records,
+            "notes": result.notes,
+            "warnings": warnings,
+            "difference": difference,
+        }
 
+    def render(self) -> str:
+        """The counts on one line if all is good. A difference is said by the error."""
+        result = self.result
+        if result.difference is not None:
+            return ""
+        entries = f"{result.entries} entries"
+        if result.since >= 0:
+            entries += f" since entry {result.since}"
+        counts = [
+            entries,
+            f"{result.files} files",
+            f"{result.records} records",
+            f"{result.sessions} sessions",
+        ]
+        if result.compared_messages:
+            counts.append(f"{result.compared_messages} messages as Kafka has them")
+        text = f"{self.stream}: good up to entry {result.sequence}: {', '.join(counts)}"
+        if result.has_folded_records:
+            text += "; the records fold to the state"
+        return text
 
-def _result_values(stream: str, result: VerifyResult) -> dict[str, Any]:
-    warnings = [
-        {"what": warning.description, **warning.facts(stream)} for warning in result.warnings
-    ]
-    verdict = "good"
-    difference = None
-    if result.difference is not None:
-        verdict = "differs"
-        difference = {"what": result.difference.description, **result.difference.facts(stream)}
-    return {
-        "stream": stream,
-        "verdict": verdict,
-        "sequence": result.sequence,
-        "since": result.since,
-        "entries": result.entries,
-        "files": result.files,
-        "bytes": result.bytes,
-        "records": result.records,
-        "sessions": result.sessions,
-        "gone": result.deleted_files,
-        "orphans": result.orphans,
-        "compared": result.compared_messages,
-        "folded": result.has_folded_records,
-        "notes": result.notes,
-        "warnings": warnings,
-        "difference": difference,
-    }
+    def error(self) -> SeriatimError | None:
+        """The first difference."""
+        difference = self.result.difference
+        return None if difference is None else difference.to_error(self.stream)
 
 
 def _judge_messages(
-    file: StreamFile,
-    settings: Settings,
-    message_views: list[MessageView],
-    capture: Path | None,
-    *,
-    json: bool,
-) -> None:
+    open_stream: ConnectedStream, message_views: list[MessageView], capture: Path | None
+) -> JudgedMessages:
     """Judge the messages of each view, and compare the views with each other."""
-    stream = file.stream
-    runner = stream_files.load_runner(file)
-    progress = RunProgress(stream.name)
-    past_reader = None
-    if MessageView.KAFKA in message_views:
-        past_reader = context.ConnectedStream(file, settings).past_reader
+    stream = open_stream.stream
+    runner = stream_files.load_runner(open_stream.file)
+    reads_kafka = MessageView.KAFKA in message_views
+    views: dict[str, Any] = {}
+    certificates: list[Any] = []
     try:
-        views, certificates = _open_views(
-            file, settings, runner, message_views, past_reader, capture
-        )
-        explained_holes = verify_at.holes_explained_by(certificates)
-        result = verify_at.validate_views(stream, runner, views, explained_holes, progress)
+        with RunProgress(stream.name) as progress:
+            if capture is not None:
+                views["raw"] = verify_at.capture_sources(read_capture(capture), stream, runner)
+            if reads_kafka:
+                bounds = open_stream.log.bounds(stream.topics)
+                views["kafka"] = verify_at.kafka_sources(
+                    open_stream.past_reader, bounds, stream, runner
+                )
+            if MessageView.OUTPUT in message_views:
+                views["output"], certificates = _open_output_view(stream)
+            explained_holes = verify_at.holes_explained_by(certificates)
+            result = verify_at.validate_views(stream, runner, views, explained_holes, progress)
     except DifferenceError as error:
         raise error.difference.to_error(stream.name) from None
     finally:
-        progress.close()
-        if past_reader is not None:
-            past_reader.close()
-    report_validation(stream.name, result, json=json)
-
-
-def _open_views(
-    file: StreamFile,
-    settings: Settings,
-    runner: Runner,
-    message_views: list[MessageView],
-    past_reader: KafkaPastMessageReader | None,
-    capture: Path | None,
-) -> tuple[dict[str, Any], list[Any]]:
-    """The sources of messages by view, and the certificates of the output if it is one of them."""
-    stream = file.stream
-    views: dict[str, Any] = {}
-    certificates: list[Any] = []
-    if capture is not None:
-        views["raw"] = verify_at.capture_sources(read_capture(capture), stream, runner)
-    if past_reader is not None:
-        bounds = context.log(file, settings).bounds(stream.topics)
-        views["kafka"] = verify_at.kafka_sources(past_reader, bounds, stream, runner)
-    if MessageView.OUTPUT in message_views:
-        views["output"], certificates = _open_output_view(stream)
-    return views, certificates
+        if reads_kafka:
+            open_stream.past_reader.close()
+    for note in result.notes:
+        print_notice(f"{stream.name}: {note}", note=note)
+    return JudgedMessages(stream.name, result)
 
 
 def _open_output_view(stream: Stream) -> tuple[Any, list[Any]]:
@@ -265,74 +251,99 @@ def _open_output_view(stream: Stream) -> tuple[Any, list[Any]]:
     return verify_at.output_sources(Verification(stream.name, audit), audit)
 
 
-def report_validation(stream: str, validation: ValidationResult, *, json: bool) -> None:
-    """Print the faults of each view, and where the views first differ. An error is raised."""
-    fault_rows = []
-    for view, faults in validation.faults.items():
-        fault_rows += [_fault_row(view, fault) for fault in faults]
-    for note in validation.notes:
-        print_notice(f"{stream}: {note}", note=note)
-    if json:
-        _print_validation_json(stream, validation, fault_rows)
-    else:
-        _print_validation(stream, validation, fault_rows)
-    _raise_for_validation(
-        stream, list(validation.messages), fault_rows, validation.first_differences
-    )
+class JudgedMessages(CommandResult):
+    """The faults of each view of the messages, and where the views first differ."""
 
+    stream: str
+    validation: ValidationResult
 
-def _fault_row(view: str, fault: ValidationFault) -> dict[str, Any]:
-    return {
-        "at": view,
-        "wrong": fault.kind,
-        "level": fault.level,
-        "count": fault.count,
-        "partition": str(fault.partition),
-        "offset": fault.offset,
-        "session": fault.session,
-        "expected": fault.expected,
-        "found": fault.found,
-    }
+    def _fault_rows(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "at": view,
+                "wrong": fault.kind,
+                "level": fault.level,
+                "count": fault.count,
+                "partition": str(fault.partition),
+                "offset": fault.offset,
+                "session": fault.session,
+                "expected": fault.expected,
+                "found": fault.found,
+            }
+            for view, faults in self.validation.faults.items()
+            for fault in faults
+        ]
 
-
-def _print_validation_json(
-    stream: str, validation: ValidationResult, fault_rows: list[dict[str, Any]]
-) -> None:
-    differences = [
-        {
-            "partition": str(difference.partition),
-            "offset": difference.offset,
-            "what": difference.description,
-            "views": dict(difference.views),
+    def to_json(self) -> dict[str, Any]:
+        """The messages counted by view, the faults, and the differences."""
+        differences = [
+            {
+                "partition": str(difference.partition),
+                "offset": difference.offset,
+                "what": difference.description,
+                "views": dict(difference.views),
+            }
+            for difference in self.validation.first_differences
+        ]
+        return {
+            "stream": self.stream,
+            "messages": self.validation.messages,
+            "wrong": self._fault_rows(),
+            "partings": differences,
         }
-        for difference in validation.first_differences
-    ]
-    values = {
-        "stream": stream,
-        "messages": validation.messages,
-        "wrong": fault_rows,
-        "partings": differences,
-    }
-    print_json(values)
 
+    def render(self) -> str:
+        """The counts, a table of the faults, and where the views differ."""
+        validation = self.validation
+        fault_rows = self._fault_rows()
+        lines = [
+            f"{self.stream}: {message_count} messages at {view}"
+            for view, message_count in validation.messages.items()
+        ]
+        if fault_rows:
+            lines += ["First place where each is wrong:", render_table(fault_rows)]
+        for difference in validation.first_differences:
+            sides = "; ".join(f"{view}: {text}" for view, text in difference.views.items())
+            lines.append(
+                f"{difference.partition}: differs at offset {difference.offset}:"
+                f" {difference.description} ({sides})"
+            )
+        if len(validation.messages) > 1 and not validation.first_differences:
+            lines.append(f"{self.stream}: {_describe_agreement(list(validation.messages))}")
+        return "\n".join(lines)
 
-def _print_validation(
-    stream: str, validation: ValidationResult, fault_rows: list[dict[str, Any]]
-) -> None:
+    def error(self) -> SeriatimError | None:
+        """The first difference of the views; else the first fault that is an error."""
+        if self.validation.first_differences:
+            difference = self.validation.first_differences[0]
+            return IntegrityError(
+                f"{self.stream}: {' and '.join(difference.views)} differ at"
+                f" {difference.partition}, offset {difference.offset}: {difference.description}",
+                **dict(difference.views),
+                next="up to this offset they agree:"
+                " look at what happened to this message between the two",
+            )
+        for row in self._fault_rows():
+            if row["level"] == "error":
+                return self._fault_error(row)
+        return None
 
-    for view, message_count in validation.messages.items():
-        typer.echo(f"{stream}: {message_count} messages at {view}")
-    if fault_rows:
-        typer.echo("First place where each is wrong:")
-        output.print_table(list(fault_rows[0]), fault_rows)
-    for difference in validation.first_differences:
-        sides = "; ".join(f"{view}: {text}" for view, text in difference.views.items())
-        typer.echo(
-            f"{difference.partition}: differs at offset {difference.offset}:"
-            f" {difference.description} ({sides})"
+    def _fault_error(self, row: dict[str, Any]) -> IntegrityError:
+        views = list(self.validation.messages)
+        advice = "give a second --at to see whether it came in before or after that place"
+        if len(views) > 1:
+            advice = (
+                f"{' and '.join(views)} agree, so nothing between them changed it:"
+                " look at the producer"
+            )
+        return IntegrityError(
+            f"{self.stream}: {row['wrong']} at {row['at']}, {row['partition']},"
+            f" offset {row['offset']}",
+            session=row["session"],
+            expected=row["expected"],
+            found=row["found"],
+            next=advice,
         )
-    if len(validation.messages) > 1 and not validation.first_differences:
-        typer.echo(f"{stream}: {_describe_agreement(list(validation.messages))}")
 
 
 def _describe_agreement(views: list[str]) -> str:
@@ -343,36 +354,3 @@ def _describe_agreement(views: list[str]) -> str:
             "; a message without a record counts as agreeing if it is in quarantine, or needs none"
         )
     return text
-
-
-def _raise_for_validation(
-    stream: str,
-    views: list[str],
-    fault_rows: list[dict[str, Any]],
-    first_differences: list[FirstDifference],
-) -> None:
-    if first_differences:
-        difference = first_differences[0]
-        raise IntegrityError(
-            f"{stream}: {' and '.join(difference.views)} differ at {difference.partition},"
-            f" offset {difference.offset}: {difference.description}",
-            **dict(difference.views),
-            next="up to this offset they agree:"
-            " look at what happened to this message between the two",
-        )
-    error_rows = [row for row in fault_rows if row["level"] == "error"]
-    if error_rows:
-        row = error_rows[0]
-        advice = "give a second --at to see whether it came in before or after that place"
-        if len(views) > 1:
-            advice = (
-                f"{' and '.join(views)} agree, so nothing between them changed it:"
-                " look at the producer"
-            )
-        raise IntegrityError(
-            f"{stream}: {row['wrong']} at {row['at']}, {row['partition']}, offset {row['offset']}",
-            session=row["session"],
-            expected=row["expected"],
-            found=row["found"],
-            next=advice,
-        )

@@ -3,7 +3,7 @@
 Each check is a function that takes Settings and returns a description. A check that raises one of
 our errors has failed, and the error says what to do.
 
-Next: cli/doctor.py shows the result.
+Next: cli/set_up.py shows the result.
 """
 
 from __future__ import annotations

@@ -70,8 +70,10 @@ ACCEPTED_PYTHON_TYPES: dict[str, set[type]] = {
     "binary": {bytes, NoneType},
 }
 """Python types that a column takes as they are. Values of other types are checked one by one."""
-FIRST_TIMESTAMP = pa.scalar("0001-01-01 00:00:00+00:00").cast(UTC_MICROSECONDS).value
-LAST_TIMESTAMP = pa.scalar("9999-12-31 23:59:59.999999+00:00").cast(UTC_MICROSECONDS).value
+# 0001-01-01 and the last microsecond of 9999, as numbers: the first Arrow scalar of a process would
+# import pandas, and commands that look back at a session must not wait for that.
+FIRST_TIMESTAMP = -62_135_596_800_000_000
+LAST_TIMESTAMP = 253_402_300_799_999_999
 RECORD_FIELDS = [pa.field(column.name, ARROW_TYPES[column.type_name]) for column in RECORD_COLUMNS]
 CONVERSION_ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What is raised for a value that does not fit its column."""

@@ -3,7 +3,7 @@ stream.
 
 `replay.json` is written last: a folder without it was left by a replay that was stopped.
 
-Next: operations/inspect/replay.py folds; cli/replay_range.py joins the two; record_query.py reads
+Next: operations/inspect/replay.py folds; cli/replay.py joins the two; record_query.py reads
 the table.
 """
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from seriatim.cli.break_points import BreakPoint, Stepper, find_stops
+from seriatim.cli import Options
+from seriatim.cli.replay import BreakPoint, Stepper, find_stops
 from seriatim.operations.inspect.condition import parse_condition
 from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.tracing import NAMES_AFTER_FOLD, NAMES_BEFORE_FOLD
@@ -154,11 +155,14 @@ def test_pdb_stops_in_the_stock_machine_too() -> None:
     assert "['a', 'b']" in heard.getvalue()
 
 
-def test_without_a_terminal_the_place_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_the_place_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """For scripts: one JSON object with where it stopped, the state before, and what the message
     does.
     """
-    stepper = Stepper(set_out(sums()), 60, wanting("message.v == 11"), json=True)
+    monkeypatch.setattr(Options, "json", True)
+    stepper = Stepper(set_out(sums()), 60, wanting("message.v == 11"))
     stepper.print_first_stop()
     told = json.loads(capsys.readouterr().out)
     assert (told["stopped"], told["state"], told["records"][0]["value"]) == (22, {"value": 55}, 66)

@@ -133,7 +133,17 @@ def test_a_command_imports_its_own_module_only(tmp_path: Path) -> None:
     command_modules = {
         f"seriatim.cli.{command.target.partition(':')[0]}" for command in LAZY_COMMANDS.values()
     }
-    assert imported & command_modules == {"seriatim.cli.kafka"}
+    assert imported & command_modules == {"seriatim.cli.set_up"}
+
+
+def test_pandas_is_not_imported_with_a_command() -> None:
+    """Arrow would import it with its first array, which the commands that look back prevent; but
+    only before it has happened.
+    """
+    modules = ", ".join(f"seriatim.cli.{path.stem}" for path in CLI_MODULES[1:])
+    code = f"import sys, {modules}; print('pandas' in sys.modules)"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "False\n"
 
 
 def test_version_is_printed() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from seriatim.cli import main, replay_range
-from seriatim.cli.diff import _print_result, _warn_missing_messages
+from seriatim.cli import main, replay
+from seriatim.cli.diff import ComparedRecords, _warn_missing_messages
 from seriatim.cli.lookback import (
     LookbackCommand,
     message_values,
@@ -17,13 +17,13 @@ from seriatim.cli.lookback import (
     print_step,
     render_time,
     render_value,
-    shorten_text,
     step_values,
 )
-from seriatim.cli.replay_range import with_machine
-from seriatim.cli.state import _print_state
+from seriatim.cli.replay import with_machine
+from seriatim.cli.state import SessionState
+from seriatim.engine.findings import shorten
 from seriatim.engine.offsets import Partition
-from seriatim.errors import ConfigError, IntegrityError
+from seriatim.errors import ConfigError
 from seriatim.operations.inspect.diff import DiffResult, RecordDifference
 from seriatim.operations.inspect.replay import ReplayOutput
 from seriatim.stream_files import StreamFile, load_runner, load_stream
@@ -139,11 +139,10 @@ def test_outputs_that_differ_are_told_with_a_command_to_paste(stream: str, named
     """It names the stream whose messages they are, which a folder of a replay says."""
     row = {"session": "x", "offset": 7}
     parting = RecordDifference(partition=Partition("a", 3), offset=7, index=0, left=row, right=None)
-    with pytest.raises(IntegrityError) as told:
-        _print_result(
-            "/tmp/again", "other", stream, DiffResult(only_left=1, differences=[parting]), json=True
-        )
-    assert told.value.next == f"seriatim trace {named} x --partition a/3 --from 2 --until 8"
+    result = DiffResult(only_left=1, differences=[parting])
+    error = ComparedRecords("/tmp/again", "other", stream, result).error()
+    assert error
+    assert error.next == f"seriatim trace {named} x --partition a/3 --from 2 --until 8"
 
 
 def test_a_replay_without_a_session_says_how_it_is_given(
@@ -171,7 +170,7 @@ def test_what_a_terminal_would_act_on_is_shown_as_text(capsys: pytest.CaptureFix
     """Messages, rows and findings come from strangers: no escape reaches the terminal."""
     for hostile in ("\x1b[2J", "\x9b2J", "\x07", "\u202e", "\r"):
         assert render_value({"id": hostile}).isprintable()
-        assert shorten_text(hostile).isprintable()
+        assert shorten(hostile).isprintable()
     made = create_stream(tier="none")
     made.kafka.create("in-a", 1)
     bad = '{"type": "insert", "id": "\\u001b[2J\\u009b\\u202e<script>", "v": 1}'
@@ -286,14 +285,14 @@ def test_a_time_of_which_kafka_knows_nothing_is_refused() -> None:
             opened.resolve_point(session_replay(made), render_time(ms))
 
 
-def test_nothing_false_and_empty_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_false_and_empty_are_told_apart() -> None:
     """A state's table shows null, false and an empty text as three things, numbers and texts as
     they are.
     """
     values = {"nothing": None, "no": False, "yes": True, "empty": "", "number": 0, "text": "a"}
     place = {"session": "s", "topic": "in-a", "partition": 0, "status": "live", "offset": 7}
-    _print_state({**place, "state": {"rows": [values]}})
-    assert capsys.readouterr().out.splitlines()[-2].split() == [
+    shown = SessionState({**place, "state": {"rows": [values]}}).render()
+    assert shown.splitlines()[-2].split() == [
         "null",
         "false",
         "true",
@@ -317,14 +316,15 @@ def test_a_replay_says_what_it_did_without(capsys: pytest.CaptureFixture[str]) -
         messages=6,
         missing_messages=3,
     )
-    replay_range._print_result("s", Path("again"), [part, replace(part, missing_messages=0)])
+    outputs = [part, replace(part, missing_messages=0)]
+    replay.ReplayedRanges("s", Path("again"), outputs, {}).render()
     assert (
         capsys.readouterr().err.count(
             "3 messages that were folded when this was committed are not in Kafka"
         )
         == 1
     )
-    _warn_missing_messages("again", {"partitions": [replay_range._output_values(part)]})
+    _warn_missing_messages("again", {"partitions": [replay._output_values(part)]})
     assert "again was folded without 3 messages of in-a/0" in capsys.readouterr().err
     for damaged in ({}, {"partitions": 7}, {"partitions": [7]}):
         _warn_missing_messages("again", damaged)

@@ -461,7 +461,7 @@ def test_plan_shows_what_is_asked_for(
 def test_doctor_warns_of_a_short_retention(made: MemoryStream) -> None:
     """A warning, not a failure: the exit code does not change; long enough is a good line."""
     from seriatim import config
-    from seriatim.cli.doctor import check_retention
+    from seriatim.cli.set_up import check_retention
 
     made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=36_000_000)
     (check,) = check_retention(config.load_settings())
@@ -478,7 +478,7 @@ def test_doctor_says_what_it_could_not_look_at(
 ) -> None:
     """No broker: one line, however many streams there are."""
     from seriatim import config
-    from seriatim.cli.doctor import check_retention
+    from seriatim.cli.set_up import check_retention
 
     for name in ("a", "b"):
         (tmp_path / f"{name}.toml").write_text(STREAM)
@@ -492,7 +492,7 @@ def test_doctor_says_what_it_could_not_look_at(
 def test_doctor_goes_on_after_a_broken_stream(made: MemoryStream, tmp_path: Path) -> None:
     """A stream file that cannot be read says nothing of the topics of another."""
     from seriatim import config
-    from seriatim.cli.doctor import check_retention
+    from seriatim.cli.set_up import check_retention
 
     (tmp_path / "broken.toml").write_text("topics = 5")
     made.kafka.topics["in-a"].rules = RetentionRules(retention_ms=36_000_000)

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.cli import main
-from seriatim.cli.replay_range import create_folder, refuse_unusable_folder
+from seriatim.cli.replay import create_folder, refuse_unusable_folder
 from seriatim.engine.files import File
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import OffsetRange, Partition

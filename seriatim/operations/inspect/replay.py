@@ -10,7 +10,7 @@ the stream does not know of it.
 As with a refold, records are made from the saved state on, so that records and state agree.
 
 Next: operations/rewind.py chooses the state; operations/repair/refold.py does the same with a
-commit; cli/replay_range.py chooses where the files go.
+commit; cli/replay.py chooses where the files go.
 """
 
 from __future__ import annotations

@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from seriatim.cli.repair import _backfill_command
-from seriatim.cli.repair_screen import _print_plan, describe_remaining_finding, run_repair
+from seriatim.cli.repair import (
+    PlannedRepair,
+    _backfill_command,
+    describe_remaining_finding,
+    run_repair,
+)
 from seriatim.engine.findings import Finding
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
@@ -32,19 +36,13 @@ def test_a_finding_that_is_still_there_says_why(cause: str, why: str) -> None:
     )
 
 
-def test_a_plan_says_of_a_damaged_file_that_nothing_needs_what_it_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_plan_says_of_a_damaged_file_that_nothing_needs_what_it_is() -> None:
     """It is not deleted yet, there is no commit to come, and nothing has to be done about it."""
     path = "records/a/0/old.parquet"
-    _print_plan(
-        RepairPlan(
-            stream="demo", request=RepairRequest(), sequence=7, approval="t", deleted_files=(path,)
-        ),
-        "seriatim repair demo --apply",
-        json=False,
+    plan = RepairPlan(
+        stream="demo", request=RepairRequest(), sequence=7, approval="t", deleted_files=(path,)
     )
-    said = capsys.readouterr().out
+    said = PlannedRepair(plan, "seriatim repair demo --apply").render()
     assert said.splitlines() == [
         f"demo: {path} is damaged, and nothing needs it any more: newer files took its place",
         "  only a look at the past would read it (trace, replay); runs and readers go on, nothing has to be done",
@@ -60,7 +58,7 @@ def test_a_plan_says_of_a_damaged_file_that_nothing_needs_what_it_is(
     [(None, "seriatim repair demo --apply"), ("ab12", "seriatim repair demo --resume ab12")],
 )
 def test_a_plan_ends_with_the_command_that_applies_it(
-    resumed_hold: str | None, command: str, capsys: pytest.CaptureFixture[str]
+    resumed_hold: str | None, command: str
 ) -> None:
     """A repair that was killed is resumed by its id: the same command would only plan again."""
     action = LiftHaltAction(Partition("a", 0), Halt("poison", 3, "{"), "it is tried again")
@@ -72,8 +70,7 @@ def test_a_plan_ends_with_the_command_that_applies_it(
         actions=(action,),
         resumed_hold=resumed_hold,
     )
-    _print_plan(plan, "seriatim repair demo --apply", json=False)
-    last_line = capsys.readouterr().out.splitlines()[-1]
+    last_line = PlannedRepair(plan, "seriatim repair demo --apply").render().splitlines()[-1]
     assert last_line == f"nothing was changed. To do it: {command}"
 
 
@@ -107,6 +104,5 @@ def test_a_partition_that_is_not_known_is_refused_before_it_is_announced(
             apply_command="",
             approval="",
             messages_max=None,
-            json=False,
         )
     assert capsys.readouterr() == ("", "")
