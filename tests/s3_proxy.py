@@ -1,12 +1,21 @@
-"""A proxy before an S3 server: it counts requests, and makes trouble that a test asks for."""
+"""A proxy before an S3 server: it counts requests, and makes trouble that a test asks for.
+
+`S3Proxy` runs in a thread of the test. Delta's library keeps Python's lock while it waits for some
+answers, so for tests with it there is `troubled_proxy`, which runs in a process of its own.
+"""
 
 from __future__ import annotations
 
 import http.client
+import random
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -114,3 +123,42 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing is printed."""
+
+
+@contextmanager
+def troubled_proxy(endpoint: str, trouble_share: float, seed: int) -> Iterator[str]:
+    """A proxy in a process of its own, in which this share of requests has trouble; its endpoint."""
+    arguments = ["-m", "tests.s3_proxy", endpoint, str(trouble_share), str(seed)]
+    root = Path(__file__).parent.parent
+    with subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            # Its input ends.
+            process.communicate()
+
+
+def _serve(endpoint: str, trouble_share: float, seed: int) -> None:
+    """Be a proxy until the input ends."""
+    dice = random.Random(seed)
+
+    def make_trouble(_: str, __: str) -> str:
+        if dice.random() > trouble_share:
+            return ""
+        return dice.choice(["lost", "503", "reset"])
+
+    with S3Proxy(endpoint, make_trouble) as proxy:
+        sys.stdout.write(f"{proxy.endpoint}\n")
+        sys.stdout.flush()
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))

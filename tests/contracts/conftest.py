@@ -10,12 +10,14 @@ import pytest
 
 from tests.contracts.brokers import Broker, MemoryBroker, RealBroker
 from tests.contracts.disk_streams import create_filled_output
-from tests.contracts.ledger_sides import MemorySide, RealSide, Side
+from tests.contracts.ledger_sides import BucketSide, MemorySide, RealSide, Side
 
 
-@pytest.fixture(params=["memory", "real"])
+@pytest.fixture(params=["memory", "real", "s3"])
 def side(request: pytest.FixtureRequest, tmp_path: Path) -> Side:
-    """A ledger of either kind."""
+    """A ledger of each kind."""
+    if request.param == "s3":
+        return BucketSide(request.getfixturevalue("s3_url"))
     return MemorySide() if request.param == "memory" else RealSide(tmp_path)
 
 

@@ -1,6 +1,6 @@
-"""Ledgers of both kinds, in memory and on a Delta table, and entries made by hand.
+"""Ledgers in memory, on a Delta table on a disk and in a bucket, and entries made by hand.
 
-Next: test_ledger.py holds both to the same contract.
+Next: test_ledger.py holds all to the same contract.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from seriatim.ledger.manifests import LedgerHead, Manifest, ManifestReference
 from seriatim.ledger.model import Change, Ledger
 from seriatim.memory import MemoryClock, MemoryFiles, MemoryLedger
 from seriatim.storage.record_files import ParquetRecords, record_schema
-from seriatim.storage.store import LocalStore
+from seriatim.storage.store import LocalStore, open_store
 
 P, Q = Partition("in-a", 0), Partition("in-a", 1)
 
@@ -73,12 +73,16 @@ class RealSide:
     def again(self) -> DeltaLedger:
         return DeltaLedger(LocalStore(self.root), record_schema(COLUMNS))
 
+    def table(self) -> DeltaTable:
+        return DeltaTable(self.root / "records")
+
     def foreign_append(self) -> None:
-        table = DeltaTable(self.root / "records")
-        write_deltalake(table, pa.table({"op": ["mine"]}), mode="append", schema_mode="merge")
+        write_deltalake(
+            self.table(), pa.table({"op": ["mine"]}), mode="append", schema_mode="merge"
+        )
 
     def foreign_rewrite(self) -> None:
-        metrics = DeltaTable(self.root / "records").optimize.compact()
+        metrics = self.table().optimize.compact()
         assert metrics["numFilesRemoved"] > 0
 
     def lose(self, path: str) -> None:
@@ -89,11 +93,33 @@ class RealSide:
         full.write_bytes(full.read_bytes() + b" ")
 
     def active(self) -> list[str]:
-        uris = DeltaTable(self.root / "records").file_uris()
+        uris = self.table().file_uris()
         return sorted("records/" + uri.rpartition("/records/")[2] for uri in uris)
 
 
-Side = MemorySide | RealSide
+class BucketSide(RealSide):
+    """A Delta table in a bucket, and what other writers may do to it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.bucket = open_store(url)
+        self.files = ParquetRecords(self.bucket, COLUMNS, "zstd", ())
+        self.store = self.again()
+
+    def again(self) -> DeltaLedger:
+        return DeltaLedger(open_store(self.url), record_schema(COLUMNS))
+
+    def table(self) -> DeltaTable:
+        return DeltaTable(f"{self.url}/records", storage_options=self.bucket.delta_options())
+
+    def lose(self, path: str) -> None:
+        self.bucket.delete([path])
+
+    def damage(self, path: str) -> None:
+        self.bucket.replace(path, self.bucket.read(path) + b" ")
+
+
+Side = MemorySide | RealSide | BucketSide
 
 
 def change(partition: Partition = P, frontier: int = 0, until: int = 0, *files: File) -> Change:
