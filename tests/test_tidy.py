@@ -49,13 +49,13 @@ class Limit:
 
 
 LIMITS = {
-    "nodes_per_code_line": Limit(8.1, tolerance=0.1),
-    "function_nodes_p95": Limit(215, tolerance=5),
+    "nodes_per_code_line": Limit(8.15, tolerance=0.1),
+    "function_nodes_p95": Limit(220, tolerance=5),
     "function_nodes_max": Limit(450, tolerance=10),
-    "vague_names_percent": Limit(0.3, tolerance=0.3),
+    "vague_names_percent": Limit(0.4, tolerance=0.3),
     "classes_sharing_a_name": Limit(0, tolerance=2),
-    "comment_lines_percent": Limit(1.2, tolerance=0.2, may_only="rise"),
-    "small_modules_with_one_importer": Limit(4, tolerance=0),
+    "comment_lines_percent": Limit(1.5, tolerance=0.2, may_only="rise"),
+    "small_modules_with_one_importer": Limit(2, tolerance=0),
 }
 
 # Modules under 60 lines that only one other module imports. The list may only become shorter.

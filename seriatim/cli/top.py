@@ -27,7 +27,13 @@ from seriatim.cli.options import Json
 from seriatim.config import Settings
 from seriatim.engine.findings import shorten
 from seriatim.errors import ConfigError, KafkaSilentError, SeriatimError
-from seriatim.operations.status import StreamStatus, Tone, time_tone, urgent_first
+from seriatim.operations.status import (
+    StreamStatus,
+    Tone,
+    time_tone,
+    to_json_values,
+    urgent_first,
+)
 from seriatim.web.read import PageReader
 from seriatim.web.render import render_age, render_time_left
 from seriatim.web.write_status import watch_stream_file, write_status_file
@@ -144,8 +150,6 @@ def top(
 
 def _json_values(stream_status: StreamStatus) -> dict[str, Any]:
     """A stream's status as plain values, for scripts."""
-    from seriatim.operations.status import to_json_values
-
     nearest = stream_status.nearest
     return {
         **to_json_values(stream_status, JSON_KEYS, HIDDEN_PARTITION_KEYS),

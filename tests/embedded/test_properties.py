@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from seriatim.embedded import broker
+from seriatim.embedded import broker, server_process
 from seriatim.errors import ConfigError
 
 
 def test_the_port_survives_the_file(tmp_path: Path) -> None:
     """Whoever finds the process finds its address in the file."""
     path = tmp_path / "server.properties"
-    broker.write_properties(
+    server_process.write_properties(
         path, broker.broker_settings(tmp_path, 9092, 9093, {"log.retention.hours": "1"})
     )
-    read = broker.read_properties(path)
+    read = server_process.read_properties(path)
     assert broker.client_port(read) == 9092
     assert read["log.retention.hours"] == "1"
 
@@ -31,13 +31,15 @@ def test_it_listens_on_this_machine_only(tmp_path: Path) -> None:
 def test_what_java_would_misread_is_escaped(tmp_path: Path) -> None:
     """Java reads the file as Latin-1, so other characters are written as their codes."""
     path = tmp_path / "server.properties"
-    broker.write_properties(path, {"log.dirs": "/für/家/🏠/a\\b"})
+    server_process.write_properties(path, {"log.dirs": "/für/家/🏠/a\\b"})
     assert path.read_text() == "log.dirs=/f\\u00fcr/\\u5bb6/\\ud83c\\udfe0/a\\u005cb\n"
 
 
 def test_no_file_is_no_settings(tmp_path: Path) -> None:
     """A broker that was never started has no port."""
-    assert broker.client_port(broker.read_properties(tmp_path / "server.properties")) is None
+    assert (
+        broker.client_port(server_process.read_properties(tmp_path / "server.properties")) is None
+    )
 
 
 def test_a_default_can_be_overridden(tmp_path: Path) -> None:
@@ -75,5 +77,5 @@ def test_a_port_somebody_listens_on_is_not_free() -> None:
         listener.bind((broker.HOST, 0))
         listener.listen()
         port = listener.getsockname()[1]
-        assert not broker.is_port_free(port)
-    assert broker.is_port_free(port)
+        assert not server_process.is_port_free(port)
+    assert server_process.is_port_free(port)

@@ -321,21 +321,23 @@ def doctor() -> Cases:
     }
 
 
-def kafka(home: Path) -> Cases:
-    """What is said of an embedded broker: of the one that runs in `home`, and where none runs."""
+def embedded_server(server: str, home: Path) -> Cases:
+    """What is said of an embedded server (`kafka` or `s3`): of the one that runs in `home`, and where
+    none runs.
+    """
     link_jars(home)
-    cases: Cases = {"kafka status": {}, "kafka start": {}}
+    cases: Cases = {f"{server} status": {}, f"{server} start": {}}
     with TemporaryDirectory() as empty, pytest.MonkeyPatch.context() as patch:
         patch.setenv("SERIATIM_HOME", str(home))
-        for words, case in ((("kafka", "status"), "runs"), (("kafka", "start"), "runs already")):
-            answer = command(*words, "--json")
+        for verb, case in (("status", "runs"), ("start", "runs already")):
+            answer = command(server, verb, "--json")
             # Its lines on stderr are for people.
             told = {"exit": answer.code, "stdout": [shape(line, home) for line in answer.objects()]}
-            cases[" ".join(words)][f"kafka: {case}"] = told
+            cases[f"{server} {verb}"][f"{server}: {case}"] = told
         patch.setenv("SERIATIM_HOME", empty)
-        answer = command("kafka", "status", "--json")
+        answer = command(server, "status", "--json")
         told = {"exit": answer.code, "stdout": [shape(line, home) for line in answer.objects()]}
-        cases["kafka status"]["kafka: does not run"] = told
+        cases[f"{server} status"][f"{server}: does not run"] = told
     return cases
 
 

@@ -52,18 +52,20 @@ def make_outcomes() -> None:
 
 
 def make_json() -> None:
-    """What every command with --json prints. Starts an embedded broker for a moment."""
+    """What every command with --json prints. Starts the embedded servers for a moment."""
     made: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         link_jars(home)
         environ = {**os.environ, "SERIATIM_HOME": folder}
-        broker = [sys.executable, "-m", "seriatim", "kafka"]
-        subprocess.run([*broker, "start"], env=environ, check=True, stdout=sys.stderr)
-        try:
-            groups = [commands.kafka(home)]
-        finally:
-            subprocess.run([*broker, "stop"], env=environ, check=True, stdout=sys.stderr)
+        groups = []
+        for name in ("kafka", "s3"):
+            server = [sys.executable, "-m", "seriatim", name]
+            subprocess.run([*server, "start"], env=environ, check=True, stdout=sys.stderr)
+            try:
+                groups.append(commands.embedded_server(name, home))
+            finally:
+                subprocess.run([*server, "stop"], env=environ, check=True, stdout=sys.stderr)
     groups += [commands.doctor(), *(commands.recorded(group) for group in commands.GROUPS)]
     for group in groups:
         for name, cases in group.items():

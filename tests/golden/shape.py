@@ -41,6 +41,7 @@ UNSTABLE = {
     "bytes",
     "bytes_after",
     "data",
+    "endpoint",
     "messages_per_second",
     "peak_memory_bytes",
     "pid",

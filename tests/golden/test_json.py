@@ -14,7 +14,7 @@ import pytest
 
 from seriatim.embedded.broker import BrokerInfo
 from tests.conftest import BROKER_HOME
-from tests.golden.commands import FOLDER, GROUPS, doctor, file_of, kafka, pinned, recorded
+from tests.golden.commands import FOLDER, GROUPS, doctor, embedded_server, file_of, pinned, recorded
 from tests.golden.product import commands_with_json
 
 
@@ -44,4 +44,10 @@ def test_doctor() -> None:
 def test_the_embedded_broker(broker: BrokerInfo) -> None:
     """Where it listens, its process and its data; nulls and exit code 4 where none runs."""
     assert broker.pid
-    assert kafka(Path(os.environ[BROKER_HOME])) == pinned("kafka")
+    assert embedded_server("kafka", Path(os.environ[BROKER_HOME])) == pinned("kafka")
+
+
+@pytest.mark.usefixtures("s3_variables")
+def test_the_embedded_s3_server() -> None:
+    """Its address, bucket and process; nulls and exit code 4 where none runs."""
+    assert embedded_server("s3", Path(os.environ[BROKER_HOME])) == pinned("s3")
