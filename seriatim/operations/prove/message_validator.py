@@ -33,6 +33,8 @@ class ObservedMessage(Struct, frozen=True, kw_only=True, gc=False):
     """None: the view does not show it."""
     poison: str = ""
     """Why it cannot be read; empty: it can."""
+    has_no_effect: bool = False
+    """Whether it concerns no session, as a tombstone that the decoder passes over."""
     content_hash: int | None = None
     """A hash of key and value, if the view has them."""
     must_give_record: bool = True
@@ -106,6 +108,9 @@ class Validator:
                 if self.is_contiguous and message.offset != expected_offset:
                     self._check_offset(partition, expected_offset, message)
                 expected_offset = max(expected_offset, next_offset)
+            if message.has_no_effect:
+                yield message, False
+                continue
             if message.poison or message.session is None:
                 self._record_fault(
                     "poison",

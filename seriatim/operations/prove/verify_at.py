@@ -18,7 +18,12 @@ from msgspec.structs import replace
 
 from seriatim.engine.files import Certificate
 from seriatim.engine.machine import Runner
-from seriatim.engine.messages import CapturedMessage, Poison, session_name_of_key
+from seriatim.engine.messages import (
+    CapturedMessage,
+    Poison,
+    session_name_of_key,
+    session_name_of_partition,
+)
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.records import MESSAGE_COLUMNS
 from seriatim.ledger.gaps import Gap, GapsFold
@@ -122,16 +127,16 @@ def _view_validator(
 
 def _shows_snapshots(view: str, runner: Runner) -> bool:
     """Whether a view shows which messages are snapshots: the output only by the table machine's op."""
-    return view != "output" or not runner.may_half_change
+    return view != "output" or runner.snapshot_type is not None
 
 
 def _must_give_records(stream: Stream, runner: Runner) -> bool:
     """Whether every message without fault leaves a record.
 
-    This does not hold for machines of users, nor while messages may wait in a window, nor where
-    sessions expire.
+    This does not hold for machines of users and for captured changes, of which some change nothing,
+    nor while messages may wait in a window, nor where sessions expire.
     """
-    if runner.may_half_change or stream.tier == "window":
+    if runner.snapshot_type is None or stream.tier == "window":
         return False
     return not stream.session_timeout_hours
 
@@ -147,7 +152,11 @@ def _read_view(
         headless_ranges=source.headless_ranges,
         is_complete=name != "output",
     )
-    for message, has_effect in validator.validate(partition, source.read()):
+    shows_snapshots = name != "output" or validator.has_snapshots
+    for validated_message, has_effect in validator.validate(partition, source.read()):
+        message = validated_message
+        if not shows_snapshots:
+            message = replace(message, is_snapshot=None)
         view.messages.setdefault(message.offset, message)
         if has_effect:
             view.effective_offsets.add(message.offset)
@@ -162,16 +171,19 @@ def capture_sources(
     for message in captured:
         messages_by_partition.setdefault(message.partition, []).append(message)
 
-    def source_of(messages: list[CapturedMessage]) -> MessageSource:
+    def source_of(partition: Partition, messages: list[CapturedMessage]) -> MessageSource:
         offsets = [message.offset for message in messages]
         keys = [message.key for message in messages]
         values = [message.value for message in messages]
         return MessageSource(
             offset_range=OffsetRange(min(offsets), max(offsets) + 1),
-            read=lambda: observe_messages(stream, runner, offsets, keys, values),
+            read=lambda: observe_messages(stream, runner, partition, offsets, keys, values),
         )
 
-    return {partition: source_of(messages) for partition, messages in messages_by_partition.items()}
+    return {
+        partition: source_of(partition, messages)
+        for partition, messages in messages_by_partition.items()
+    }
 
 
 def kafka_sources(
@@ -185,7 +197,9 @@ def kafka_sources(
     def read(partition: Partition, offset_range: OffsetRange) -> Iterator[ObservedMessage]:
         for batch in past_reader.read(partition, offset_range):
             offsets = range(batch.start, batch.start + len(batch))
-            yield from observe_messages(stream, runner, offsets, batch.keys, batch.values)
+            yield from observe_messages(
+                stream, runner, partition, offsets, batch.keys, batch.values
+            )
 
     def source_of(partition: Partition, partition_bounds: Bounds) -> MessageSource:
         offset_range = OffsetRange(partition_bounds.log_start, partition_bounds.log_end)
@@ -200,6 +214,7 @@ def kafka_sources(
 def observe_messages(
     stream: Stream,
     runner: Runner,
+    partition: Partition,
     offsets: Sequence[int],
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
@@ -211,7 +226,10 @@ def observe_messages(
         sequences = runner.sequences(messages)
         rows = zip(offsets[batch], keys[batch], values[batch], messages, sequences, strict=True)
         for offset, key, value, message, sequence in rows:
-            observed = _observe_message(stream, runner, offset, key, message, sequence)
+            name = session_name_of_key(key)
+            if runner.has_session_per_partition:
+                name = session_name_of_partition(partition)
+            observed = _observe_message(stream, runner, offset, name, message, sequence)
             # A hash instead of key and value: all messages of a partition are held in memory.
             yield replace(observed, content_hash=hash((key, value)))
 
@@ -220,12 +238,13 @@ def _observe_message(
     stream: Stream,
     runner: Runner,
     offset: int,
-    key: bytes | None,
+    session: str | None,
     message: Any,
     sequence: int | None,
 ) -> ObservedMessage:
-    session = session_name_of_key(key)
     if message.__class__ is Poison:
+        if message.has_no_effect:
+            return ObservedMessage(offset=offset, session=session, has_no_effect=True)
         return ObservedMessage(offset=offset, session=session, poison=message.cause)
     try:
         is_snapshot = runner.has_snapshots and runner.is_snapshot(message)
