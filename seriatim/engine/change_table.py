@@ -48,7 +48,7 @@ class ChangedRows(dict[Any, Row]):
     create may lack values that did not change: they are those of the deleted row.
     """
 
-    __slots__ = ("deleted_row", "deleted_source")
+    __slots__ = ("deleted_row", "deleted_source", "is_proven")
 
     def __init__(
         self,
@@ -60,10 +60,16 @@ class ChangedRows(dict[Any, Row]):
         self.deleted_row = deleted_row
         self.deleted_source = deleted_source
         """The `source` of the message that deleted it. The create of the same change has the same."""
+        self.is_proven = True
+        """Whether the rows can contradict the next message. Those of a session that was set aside
+        cannot.
+        """
 
     def copy(self) -> ChangedRows:
         """A copy that later messages do not change."""
-        return ChangedRows(self, self.deleted_row, self.deleted_source)
+        copied = ChangedRows(self, self.deleted_row, self.deleted_source)
+        copied.is_proven = self.is_proven
+        return copied
 
 
 class RowChange(Struct, kw_only=True, gc=False):
@@ -190,13 +196,22 @@ class ChangeTable(TableMachine):
         """The state of a new session: no rows."""
         return ChangedRows()
 
-    def apply(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
-        """Change the rows and return one record per changed row."""
-        return self._apply_change(rows, message, is_proven=True)
+    def begin_anew(self, rows: dict[Any, Row]) -> None:
+        """Take the next message as it is: the session was set aside, so its rows prove nothing."""
+        rows.is_proven = False  # type: ignore[attr-defined]  # `start` and `load` give `ChangedRows`
 
-    def begin_anew(self, rows: dict[Any, Row], snapshot: Any) -> Sequence[Row]:
-        """Change the row, whatever it was: the session was set aside, so it proves nothing."""
-        return self._apply_change(rows, snapshot, is_proven=False)
+    def apply(self, rows: Any, message: Any) -> Sequence[Row]:
+        """Change the rows and return one record per changed row."""
+        if message.op == "t":
+            records = self.end(rows)
+            rows.clear()
+            rows.deleted_row = None
+        elif message.op == "d":
+            records = self._delete_changed(rows, message)
+        else:
+            records = (self._write_row(rows, message),)
+        rows.is_proven = True
+        return records
 
     def fold_usual(
         self,
@@ -209,23 +224,13 @@ class ChangeTable(TableMachine):
         """The positions of messages that the fold must take through `apply`: all of them."""
         return range(len(messages))
 
-    def _apply_change(self, rows: Any, change: Any, *, is_proven: bool) -> Sequence[Row]:
-        if change.op == "t":
-            records = self.end(rows)
-            rows.clear()
-            rows.deleted_row = None
-            return records
-        if change.op == "d":
-            return self._delete_changed(rows, change, is_proven=is_proven)
-        return (self._write_row(rows, change, is_proven=is_proven),)
-
-    def _write_row(self, rows: ChangedRows, change: Any, *, is_proven: bool) -> Row:
+    def _write_row(self, rows: ChangedRows, change: Any) -> Row:
         """Put the row of a create, an update or a read into the table. Returns its record."""
         values = astuple(change.after)
         key = self._row_key(values)
         old = rows.get(key)
         new = self._whole_row(rows, change, values, old)
-        if is_proven:
+        if rows.is_proven:
             self._refuse_contradiction(change, new, old)
         rows[key] = new
         rows.deleted_row = None
@@ -233,11 +238,11 @@ class ChangeTable(TableMachine):
             return self._record("snapshot", new, old)
         return self._record("insert" if old is None else "update", new, old)
 
-    def _delete_changed(self, rows: ChangedRows, change: Any, *, is_proven: bool) -> Sequence[Row]:
+    def _delete_changed(self, rows: ChangedRows, change: Any) -> Sequence[Row]:
         values = astuple(change.before)
         key = self._row_key(values)
         old = rows.get(key)
-        if is_proven:
+        if rows.is_proven:
             self._refuse_contradiction(change, values, old)
         rows.deleted_row = None
         if old is None:

@@ -426,9 +426,6 @@ class Fold:
                     continue
                 if session.is_undoable:
                     records = self._apply_carefully(session, name, message, i)
-                elif is_snapshot and session.begins_anew:
-                    records = runner.begin_anew(session.state, message)
-                    session.begins_anew = False
                 else:
                     records = apply(session.state, message)
             except BaseException as error:  # noqa: BLE001  # the machine's error becomes a finding
@@ -640,12 +637,13 @@ class Fold:
             return False
         # 4. The state.
         was_in_doubt = is_in_doubt(session, self.headless_since)
-        session.begins_anew = session.finding is not None or was_in_doubt
         try:
             self._load_or_start_state(session, name)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's `upgrade` or `start`
             self._quarantine_raised(session, name, error, position, output, waiting_message)
             return False
+        if was_in_doubt or session.finding is not None:
+            self.runner.begin_anew(session.state)
         if session.finding is not None:
             session.finding = None
             session.finding_offset = -1

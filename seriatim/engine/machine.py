@@ -103,9 +103,9 @@ class Runner(Protocol):
     def session(self, message: Any) -> str: ...
     def start(self, session: str) -> Any: ...
     def apply(self, state: Any, message: Any) -> Sequence[Row]: ...
-    def begin_anew(self, state: Any, snapshot: Any) -> Sequence[Row]:
-        """Apply a snapshot to a session that was in quarantine or in doubt. Its state may be wrong,
-        so nothing about it can contradict the snapshot.
+    def begin_anew(self, state: Any) -> None:
+        """The session was in quarantine or in doubt, and its next message ends that. The state may
+        be wrong, so nothing about it can contradict that message.
         """
         ...
 
@@ -253,9 +253,8 @@ class UserMachine:
             for record in self._machine_apply(state, message)
         ]
 
-    def begin_anew(self, state: Any, snapshot: Any) -> Sequence[Row]:
-        """The records of a snapshot. Only the machine knows what it does to the state."""
-        return self.apply(state, snapshot)
+    def begin_anew(self, state: Any) -> None:
+        """Nothing: only the user's machine knows what a snapshot does to its state."""
 
     def end(self, state: Any) -> Sequence[Row]:
         """The records that take a session's output back."""

@@ -83,10 +83,6 @@ class Session(StoredSession, kw_only=True):
     """The machine raised on this session in an earlier try. So in this try each message is checked
     and can be undone.
     """
-    begins_anew: bool = False
-    """The session was in quarantine or in doubt until now, so its state proves nothing: the snapshot
-    that ends this is taken as it is.
-    """
 
     @property
     def has_state(self) -> bool:

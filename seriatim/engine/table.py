@@ -420,9 +420,8 @@ class TableMachine:
         rows.update(new_rows)
         return records
 
-    def begin_anew(self, rows: dict[Any, Row], snapshot: Any) -> Sequence[Row]:
-        """Replace all rows, whatever they are."""
-        return self.apply(rows, snapshot)
+    def begin_anew(self, rows: dict[Any, Row]) -> None:
+        """Nothing: a snapshot replaces all rows, whatever they are."""
 
     def end(self, rows: dict[Any, Row]) -> Sequence[Row]:
         """A delete for every row."""

@@ -1,4 +1,4 @@
-"""Debezium's change events in JSON, with or without the schema in the message.
+"""Debezium's messages in JSON, with or without the schema in the message.
 
 A value is `{"schema": …, "payload": {…}}` or the payload alone, as the connector's JsonConverter
 writes it. The payload has `op`, `before`, `after`, `source` and more. `DebeziumDecoder` gives the
@@ -9,7 +9,7 @@ payload as plain values. In the images of the row it replaces what JSON cannot e
 - Columns with the placeholder for a value that the connector did not get are taken out, and named in
   `unavailable`.
 
-Tombstones, heartbeats, and events about transactions, schemas and snapshots concern no row: they are
+Tombstones, heartbeats, and messages about transactions, schemas and snapshots concern no row: they are
 passed over, wherever they arrive.
 
 Next: engine/change_table.py folds the changes into a table.
@@ -90,7 +90,7 @@ class FieldSchema(Struct):
 
 
 class DebeziumDecoder(PlainDecoder):
-    """Change events as plain values: the payload, with the images of the row converted.
+    """Changes as plain values: the payload, with the images of the row converted.
 
     `columns` are those of the table machine. Without them, for a machine of the user, values are
     converted as the message's schema says, and stay as they were sent if there is none.
@@ -126,7 +126,7 @@ class DebeziumDecoder(PlainDecoder):
         ]
 
     def to_plain(self, value: bytes) -> Any:
-        """The payload of a value, or a `Poison` if it is no change event."""
+        """The payload of a value, or a `Poison` if it is no change of a row."""
         message = self._decode_message(value)
         converters = self._converters_without_schema
         payload = self._decode_payload(value if message.payload is UNSET else message.payload)
@@ -137,7 +137,7 @@ class DebeziumDecoder(PlainDecoder):
         if not isinstance(payload, dict):
             return Poison(f"the payload is no object but {type(payload).__name__}")
         if "op" not in payload:
-            return _judge_other_event(payload)
+            return _judge_other_message(payload)
         if any(placeholder in value for placeholder in PLACEHOLDER_BYTES):
             _take_out_placeholders(payload)
         fault = _describe_wrong_operation(payload) or _convert_images(payload, converters)
@@ -214,8 +214,8 @@ def debezium_decoder(stream: Stream) -> DebeziumDecoder:
     return DebeziumDecoder(columns, decimals=settings.decimals, timestamps=settings.timestamps)
 
 
-def _judge_other_event(payload: Mapping[str, Any]) -> Poison:
-    """What an event without an operation is: one that concerns no row, or none of Debezium's."""
+def _judge_other_message(payload: Mapping[str, Any]) -> Poison:
+    """What a message without an operation is: one that concerns no row, or none of Debezium's."""
     if payload.keys() == {"ts_ms"}:
         return Poison("a heartbeat", has_no_effect=True)
     if payload.keys() >= {"status", "id", "data_collections"}:
@@ -225,7 +225,7 @@ def _judge_other_event(payload: Mapping[str, Any]) -> Poison:
     if payload.keys() >= {"id", "aggregate_type", "type"}:
         return Poison("a notification of the connector", has_no_effect=True)
     return Poison(
-        "no change event of Debezium: it has no op. If the connector unwraps the rows"
+        "no change of Debezium: it has no op. If the connector unwraps the rows"
         " (ExtractNewRecordState), remove that transformation"
     )
 

@@ -106,7 +106,7 @@ def cases(folder: Path) -> list[DecoderCase]:
         },
         wrong={
             change[:-9]: "DecodeError",
-            b'{"type":"update","seq":1}': "no change event of Debezium: it has no op",
+            b'{"type":"update","seq":1}': "no change of Debezium: it has no op",
             b'{"op":"x"}': "op is 'x', not one of c u d r t m",
             b'{"op":"u","after":[1]}': "after is no row but list",
             b'{"op":"u","type":"update","seq":"1"}': "wrong schema",

@@ -89,12 +89,6 @@ class TracingMachine:
             return self.apply_hook(self.runner.apply, state, message)
         return self.runner.apply(state, message)
 
-    def begin_anew(self, state: Any, snapshot: Any) -> Sequence[tuple[Any, ...]]:
-        """Begin a session that was set aside, and return the records of its snapshot."""
-        if self.apply_hook is not None:
-            return self.apply_hook(self.runner.begin_anew, state, snapshot)
-        return self.runner.begin_anew(state, snapshot)
-
     def fold_usual(self, *arguments: Any) -> Any:
         """The positions that the machine's fast fold leaves to `apply`: all of them while tracing."""
         if not self.is_tracing:
