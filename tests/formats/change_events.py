@@ -1,7 +1,8 @@
 """Debezium's messages for tests, in the form that a real connector for PostgreSQL gave them.
 
-Recorded with Kafka Connect 4.3.1, connector 3.6.1.Final and PostgreSQL 15; the table has an integer
-key, texts, a numeric(10,2), a timestamptz and a date.
+Payloads, heartbeats and transactions follow recorded ones (Kafka Connect 4.3.1, connector
+3.6.1.Final, PostgreSQL 15, without schemas). The schema, the schema change of MySQL and the
+notification are written after Debezium's documentation: none of them was recorded.
 """
 
 from __future__ import annotations
