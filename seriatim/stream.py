@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NoReturn
 import msgspec
 from msgspec import Meta, Struct, field
 
+from seriatim.engine.change_table import ChangeTable
 from seriatim.engine.decoding import Decoder
 from seriatim.engine.findings import OnPoison, Tier, tier_action
 from seriatim.engine.fold import Limits
@@ -55,6 +56,19 @@ class TableSettings(Struct, frozen=True, kw_only=True):
     before: bool = True
     type_field: str = "type"
     rows_field: str = "rows"
+
+
+class DebeziumSettings(Struct, frozen=True, kw_only=True):
+    """[debezium]: what the messages of the connector are, and what they prove."""
+
+    before_images: Literal["partial", "full"] = "partial"
+    """full: `before` is the whole row, and is compared with the row that is here."""
+    history: Literal["partial", "whole"] = "partial"
+    """whole: the topic has every change, so a change of an unknown row is a contradiction."""
+    decimals: Literal["", "precise", "string", "double"] = ""
+    """How messages without a schema write decimals; empty: not known."""
+    timestamps: Literal["", "milliseconds", "microseconds", "nanoseconds"] = ""
+    """The unit of timestamps that are numbers, in messages without a schema; empty: not known."""
 
 
 class SliceSettings(Struct, frozen=True, kw_only=True):
@@ -111,6 +125,7 @@ class Stream(Struct, frozen=True, kw_only=True):
     topic_drained_hours: Hours = 72
     snapshot_requests: str = ""
     table: TableSettings = TableSettings()
+    debezium: DebeziumSettings = DebeziumSettings()
     slice: SliceSettings = SliceSettings()
     output: OutputSettings
     schedule: ScheduleSettings = ScheduleSettings()
@@ -122,6 +137,11 @@ class Stream(Struct, frozen=True, kw_only=True):
         if self.session.startswith("field:"):
             return self.session.removeprefix("field:")
         return None
+
+    @property
+    def has_session_per_partition(self) -> bool:
+        """Whether all messages of a partition are one session."""
+        return self.session == "partition"
 
     @property
     def limits(self) -> Limits:
@@ -143,6 +163,18 @@ class Stream(Struct, frozen=True, kw_only=True):
         """The table machine with the settings of this stream. `decoder` is the stream's own one,
         loaded; None: JSON.
         """
+        is_lenient = tier_action("precondition", self.tier) == "count"
+        if self.decoder == "debezium":
+            return ChangeTable(
+                key=self.table.key,
+                columns=self.table.columns,
+                before=self.table.before,
+                has_full_before_images=self.debezium.before_images == "full",
+                has_whole_history=self.debezium.history == "whole",
+                has_session_per_partition=self.has_session_per_partition,
+                lenient=is_lenient,
+                decoder=decoder,
+            )
         return machine_class(
             key=self.table.key,
             columns=self.table.columns,
@@ -151,7 +183,8 @@ class Stream(Struct, frozen=True, kw_only=True):
             rows_field=self.table.rows_field,
             sequence=self.sequence,
             session=self.session_field,
-            lenient=tier_action("precondition", self.tier) == "count",
+            has_session_per_partition=self.has_session_per_partition,
+            lenient=is_lenient,
             decoder=decoder,
         )
 
@@ -276,6 +309,7 @@ def _check_values(file: _CheckedFile, stream: Stream) -> None:
     _check_schedule_and_alerts(file, stream)
     _check_machine(file, stream)
     _check_decoder(file, stream.decoder)
+    _check_debezium(file, stream)
 
 
 def _suggestion(text: str, allowed: Iterable[str]) -> str:
@@ -296,13 +330,33 @@ def _check_machine(file: _CheckedFile, stream: Stream) -> None:
 
 
 def _check_decoder(file: _CheckedFile, decoder: str) -> None:
-    allowed = '"json" or "module:Class", a Python file beside this one'
-    if decoder == "json" or CLASS_REFERENCE.fullmatch(decoder):
+    allowed = '"json", "debezium" or "module:Class", a Python file beside this one'
+    if decoder in ("json", "debezium") or CLASS_REFERENCE.fullmatch(decoder):
         return
     if decoder in DECODERS:
         file.refuse("decoder", f"{decoder!r} is not built yet in this version", allowed)
     hint = _suggestion(decoder, DECODERS)
     file.refuse("decoder", f"found {decoder!r}{hint}", allowed)
+
+
+def _check_debezium(file: _CheckedFile, stream: Stream) -> None:
+    """Refuse settings that mean nothing for Debezium's messages, or for any others."""
+    is_table = stream.machine == "table"
+    if stream.decoder != "debezium" or not is_table:
+        if stream.debezium != DebeziumSettings():
+            problem = f"decoder is {stream.decoder!r}, machine is {stream.machine!r}"
+            allowed = 'decoder = "debezium" and machine = "table", or no [debezium]'
+            file.refuse("debezium", problem, allowed)
+        return
+    if stream.sequence is not None:
+        problem = "positions in the source's log rise, but they do not count: gaps cannot be seen"
+        file.refuse("sequence", problem, "no sequence with decoder debezium")
+    if stream.session_field is not None:
+        file.refuse("session", f"found {stream.session!r}", '"key" or "partition"')
+    defaults = TableSettings()
+    for key in ("type_field", "rows_field"):
+        if getattr(stream.table, key) != getattr(defaults, key):
+            file.refuse(f"table.{key}", "Debezium's messages have no such field", "leave it out")
 
 
 def _check_names(file: _CheckedFile, stream: Stream) -> None:
@@ -333,8 +387,9 @@ def _check_names(file: _CheckedFile, stream: Stream) -> None:
 
 def _check_session_and_sequence(file: _CheckedFile, stream: Stream) -> None:
     """Refuse a session, sequence or tier whose settings do not fit together."""
-    if stream.session != "key" and not re.fullmatch(r"field:[A-Za-z_]\w*", stream.session):
-        file.refuse("session", f"found {stream.session!r}", '"key" or "field:NAME"')
+    is_field = re.fullmatch(r"field:[A-Za-z_]\w*", stream.session)
+    if stream.session not in ("key", "partition") and not is_field:
+        file.refuse("session", f"found {stream.session!r}", '"key", "partition" or "field:NAME"')
     if stream.sequence == "":
         file.refuse("sequence", "empty", "a field of the message; leave the key out for none")
     if stream.tier in ("once", "order", "window") and stream.sequence is None:
@@ -408,7 +463,8 @@ def _check_table(file: _CheckedFile, stream: Stream) -> None:
     if len(set(table.key)) != len(table.key):
         file.refuse("table.key", f"found {list(table.key)}", "each column once")
     _check_columns(file, table.columns)
-    _check_message_fields(file, stream)
+    if stream.decoder != "debezium":  # its columns are in an object of their own
+        _check_message_fields(file, stream)
 
 
 def _check_columns(file: _CheckedFile, columns: Mapping[str, str]) -> None:

@@ -31,6 +31,7 @@ from seriatim.engine.decoding import Decoder, JsonDecoder, PlainDecoder
 from seriatim.engine.machine import Machine, Runner, UserMachine
 from seriatim.engine.records import RECORD_COLUMN_NAMES
 from seriatim.errors import ConfigError, SeriatimError
+from seriatim.formats.debezium import debezium_decoder
 from seriatim.stream import Stream, parse_stream
 
 READ_AS_URL = re.compile(r"[#?\\]|%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]")
@@ -216,7 +217,12 @@ def load_runner(file: StreamFile) -> Runner:
     machine_class = _machine_class(stream, file.folder)
     try:
         machine = UserMachine(
-            stream.machine, machine_class, stream.sequence, stream.session_field, decoder
+            stream.machine,
+            machine_class,
+            stream.sequence,
+            stream.session_field,
+            decoder,
+            has_session_per_partition=stream.has_session_per_partition,
         )
     except ConfigError:
         raise
@@ -242,6 +248,8 @@ def load_decoder(file: StreamFile) -> Decoder:
     stream = file.stream
     if stream.decoder == "json":
         return JsonDecoder()
+    if stream.decoder == "debezium":
+        return debezium_decoder(stream)
     module, class_name = _import_class(stream, "decoder", stream.decoder, file.folder)
     decoder_class = getattr(module, class_name, None)
     source = getattr(module, "__file__", None) or module.__name__

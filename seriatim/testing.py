@@ -12,7 +12,8 @@
 written to bytes and read again, and a new machine takes over. Put it anywhere: a correct machine
 gives the same records. `fold_table` does the same for the table machine. Messages are dicts, Structs
 or bytes, or pairs (session, message) where a test has several sessions. With a decoder of yours
-(`decoder=CommaSeparated`) they are bytes in its format. The real fold runs, over the fakes in
+(`decoder=CommaSeparated`) they are bytes in its format; with Debezium's (`decoder="debezium"`) they
+are payloads as dicts, or bytes. The real fold runs, over the fakes in
 seriatim/memory.
 
 Next: seriatim/memory has the fakes; `MemoryStream` joins them for tests of whole streams.
@@ -21,7 +22,7 @@ Next: seriatim/memory has the fakes; `MemoryStream` joins them for tests of whol
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
@@ -31,6 +32,7 @@ from seriatim.engine.findings import Finding, OnPoison, Tier
 from seriatim.engine.machine import Machine, Runner, UserMachine
 from seriatim.engine.offsets import Partition
 from seriatim.engine.table import TableMachine
+from seriatim.formats.debezium import DebeziumDecoder, debezium_decoder
 from seriatim.memory import (
     MemoryBatches,
     MemoryChecker,
@@ -165,24 +167,34 @@ def fold_table(
     before: bool = False,
     tier: Tier = "strict",
     sequence: str | None = None,
+    session: str = "key",
     on_poison: OnPoison = "quarantine",
-    decoder: Callable[[], Decoder] = JsonDecoder,
+    decoder: Callable[[], Decoder] | Literal["debezium"] = JsonDecoder,
+    debezium: Mapping[str, str] | None = None,
 ) -> Folded:
-    """Fold messages with the table machine. `decoder` is the class of their format."""
+    """Fold messages with the table machine.
+
+    `decoder` is the class of their format, or "debezium", whose settings `debezium` has.
+    """
     toml_values: dict[str, Any] = {
         "topics": TOPIC,
         "machine": "table",
         "tier": tier,
+        "session": session,
         "on_poison": on_poison,
         "table": {"key": list(key), "columns": dict(columns), "before": before},
+        "debezium": dict(debezium or {}),
         "output": {"path": "memory"},
     }
+    if decoder == "debezium":
+        toml_values["decoder"] = decoder
     if sequence:
         toml_values["sequence"] = sequence
     stream = parse_stream("test", toml_values, "fold_table")
 
     def new_machine() -> TableMachine:
-        return stream.table_machine(decoder=decoder())
+        new_decoder = debezium_decoder(stream) if decoder == "debezium" else decoder()
+        return stream.table_machine(decoder=new_decoder)
 
     runner = new_machine()
     world = MemoryStream(stream, new_machine)
@@ -192,7 +204,7 @@ def fold_table(
     return Folded(
         records=[{name: row[name] for name in runner.columns} for row in rows],
         rows=rows,
-        states={session: runner.to_plain(state) for session, state in states.items()},
+        states={name: runner.to_plain(state) for name, state in states.items()},
         findings=findings,
         headless=headless,
     )
@@ -203,7 +215,7 @@ def _produce_and_run(world: MemoryStream, messages: Iterable[Any]) -> tuple[list
     headless.
     """
     world.kafka.create(TOPIC)
-    is_json = isinstance(world.machine().decoder, JsonDecoder)
+    is_json = isinstance(world.machine().decoder, JsonDecoder | DebeziumDecoder)
     findings: list[Finding] = []
     headless = 0
     for batch in _split_at_crashes(messages):

@@ -56,6 +56,7 @@ RULES = {
     "seriatim/errors.py": Rule(standard=PURE),
     "seriatim/engine": Rule("errors engine", "msgspec", PURE),
     "seriatim/stream.py": Rule("errors engine", "croniter msgspec", PURE),
+    "seriatim/formats": Rule("errors engine formats stream", "msgspec", PURE),
     "seriatim/ledger": Rule("errors engine ledger ports", "msgspec", PURE),
     "seriatim/ports.py": Rule("errors engine ledger stream workers", "msgspec", PURE),
     "seriatim/ledger/manifests.py": Rule(
@@ -113,11 +114,13 @@ RULES = {
     "spark_apps": Rule("cli config errors"),
     # The edges. context.py is the only one that joins everything.
     "seriatim/config.py": Rule("engine.crash_points errors", "msgspec"),
-    "seriatim/stream_files.py": Rule("config engine errors stream", "msgspec"),
+    "seriatim/stream_files.py": Rule("config engine errors formats stream", "msgspec"),
     "seriatim/context.py": Rule("*", "msgspec pyarrow pyspark"),
     "seriatim/spark_settings.py": Rule("fast.column_kinds stream"),
     "seriatim/spark_daemon.py": Rule("context engine fast kafka storage", "pyspark"),
-    "seriatim/testing.py": Rule("engine ledger memory operations ports stream", "msgspec", PURE),
+    "seriatim/testing.py": Rule(
+        "engine formats ledger memory operations ports stream", "msgspec", PURE
+    ),
     "seriatim/embedded": Rule(
         "config embedded errors kafka.client stream_files", "confluent_kafka msgspec psutil"
     ),
@@ -233,6 +236,8 @@ def test_rules_are_of_packages_that_exist() -> None:
         ("seriatim/engine/fold.py", "from pathlib import Path"),
         ("seriatim/engine/fold.py", "import numpy"),
         ("seriatim/engine/fold.py", "from seriatim.storage.store import LocalStore"),
+        ("seriatim/formats/debezium.py", "import time"),
+        ("seriatim/formats/debezium.py", "from seriatim.storage import store"),
         ("seriatim/ledger/model.py", "import deltalake"),
         ("seriatim/ledger/model.py", "from seriatim.storage import store"),
         ("seriatim/workers.py", "from seriatim.storage.store import open_store"),

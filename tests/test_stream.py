@@ -191,15 +191,17 @@ def test_a_key_whose_feature_is_not_built_is_refused_by_name(key: str) -> None:
     assert "not built yet" in error.message
 
 
-@pytest.mark.parametrize("decoder", ["debezium", "avro", "protobuf"])
+@pytest.mark.parametrize("decoder", ["avro", "protobuf"])
 def test_a_format_that_is_not_built_is_refused_by_name(decoder: str) -> None:
     """And the error says which ones there are."""
     error = refused(decoder=decoder)
     assert error.message == f"orders.toml: decoder: {decoder!r} is not built yet in this version"
-    assert error.fields["allowed"].startswith('"json" or "module:Class"')
+    assert error.fields["allowed"].startswith('"json", "debezium" or "module:Class"')
 
 
-@pytest.mark.parametrize("decoder", ["json", "comma:CommaSeparated", "formats.comma:Comma"])
+@pytest.mark.parametrize(
+    "decoder", ["json", "debezium", "comma:CommaSeparated", "formats.comma:Comma"]
+)
 def test_a_decoder_is_json_or_a_class(decoder: str) -> None:
     """The class is looked for when the stream's machine is loaded."""
     assert parse_stream("orders", {**MINIMAL, "decoder": decoder}, "orders.toml").decoder == decoder
@@ -224,6 +226,11 @@ def test_a_decoder_is_json_or_a_class(decoder: str) -> None:
         ({"output__path": "s3://lake/a%20b"}, "output.path", "found"),
         ({"output__path": "s3://lake/a?b"}, "output.path", "found"),
         ({"session": "value"}, "session", "'value'"),
+        ({"debezium": {"history": "whole"}}, "debezium", "decoder is 'json'"),
+        ({"decoder": "debezium", "sequence": "lsn"}, "sequence", "do not count"),
+        ({"decoder": "debezium", "session": "field:id"}, "session", "'field:id'"),
+        ({"decoder": "debezium", "table__type_field": "op"}, "table.type_field", "no such field"),
+        ({"decoder": "debezium", "debezium": {"history": "all"}}, "debezium.history", "'all'"),
         ({"session": "field:"}, "session", "'field:'"),
         ({"sequence": ""}, "sequence", "empty"),
         ({"on_poison": "skip"}, "on_poison", "lose messages"),

@@ -186,7 +186,7 @@ class _PlainToMessages:
 
     def _to_message(self, result: Any) -> Any:
         if result.__class__ is Poison:
-            return Poison(_short_text(result.cause))
+            return Poison(_short_text(result.cause), has_no_effect=result.has_no_effect)
         return self.decode(self.encode(result))
 
 

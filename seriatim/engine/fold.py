@@ -31,7 +31,7 @@ from seriatim.engine.findings import (
     tier_action,
 )
 from seriatim.engine.machine import Runner
-from seriatim.engine.messages import MessageBatch, Poison
+from seriatim.engine.messages import MessageBatch, Poison, session_name_of_partition
 from seriatim.engine.offsets import Partition
 from seriatim.engine.rules import (
     Expiry,
@@ -60,7 +60,7 @@ from seriatim.engine.session import (
     SessionFilter,
     WaitingMessage,
 )
-from seriatim.engine.table import PreconditionError
+from seriatim.engine.table import HeadlessError, PreconditionError
 from seriatim.engine.undo import EACH_MESSAGE, Undo, UndoError
 from seriatim.errors import ensure
 
@@ -321,6 +321,8 @@ class Fold:
         return self.runner.decode(batch.values)
 
     def _session_names(self, batch: MessageBatch, messages: list[Any]) -> list[str | None]:
+        if self.runner.has_session_per_partition:
+            return [session_name_of_partition(self.partition)] * len(batch)
         if not self.has_session_field:
             return batch.session_names()
         name_of = self.runner.session
@@ -642,11 +644,14 @@ class Fold:
         if self._must_wait_for_snapshot(session, name, position, can_begin=can_begin):
             return False
         # 4. The state.
+        was_in_doubt = is_in_doubt(session, self.headless_since)
         try:
             self._load_or_start_state(session, name)
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's `upgrade` or `start`
             self._quarantine_raised(session, name, error, position, waiting_message)
             return False
+        if was_in_doubt or session.finding is not None:
+            self.runner.begin_anew(session.state)
         if session.finding is not None:
             # The snapshot ends the quarantine. What came before it does not count: the sequence
             # begins anew, and is not compared with the one at which the session was damaged.
@@ -938,6 +943,9 @@ class Fold:
         if isinstance(error, MemoryError | KeyboardInterrupt):
             raise error
         name = name or ""
+        if isinstance(error, HeadlessError):
+            self.counts.headless += 1
+            return
         if isinstance(error, PreconditionError):
             self._quarantine(
                 session,
@@ -1038,9 +1046,14 @@ class Fold:
         message: Any,
         position: int,
     ) -> None:
-        """Skip, quarantine or halt at a message that cannot be decoded or has no readable key."""
+        """Skip, quarantine or halt at a message that cannot be decoded or has no readable key. Pass
+        over one that has no effect.
+        """
         cause = "no readable key, so its session is unknown"
         if message.__class__ is Poison:
+            if message.has_no_effect:
+                self._skipped_positions.add(position)
+                return
             cause = message.cause
         finding = self.tally.new_finding("poison", name, self._batch.start + position)
         finding = replace(finding, cause=cause)

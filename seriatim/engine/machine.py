@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from seriatim.engine.decoding import Decoder, JsonDecoder, plain_values
-from seriatim.engine.messages import Poison
+from seriatim.engine.messages import Poison, describe_message_fields
 from seriatim.engine.records import (
     SCALAR_TYPES,
     RowKeySpec,
@@ -82,6 +82,8 @@ class Runner(Protocol):
     """How its records become rows of the table `current`. None: they have no key."""
     shape: str
     """What saved state depends on beyond its version. A machine of another shape would misread it."""
+    has_session_per_partition: bool
+    """Whether all messages of a partition are one session, whatever their keys are."""
     has_snapshots: bool
     snapshot_type: type | None
     """The class of snapshot messages, if the class alone decides. None: `is_snapshot` decides."""
@@ -101,6 +103,12 @@ class Runner(Protocol):
     def session(self, message: Any) -> str: ...
     def start(self, session: str) -> Any: ...
     def apply(self, state: Any, message: Any) -> Sequence[Row]: ...
+    def begin_anew(self, state: Any) -> None:
+        """The session was in quarantine or in doubt, and its next message ends that. The state may
+        be wrong, so nothing about it can contradict that message.
+        """
+        ...
+
     def end(self, state: Any) -> Sequence[Row]: ...
     def fold_usual(
         self,
@@ -130,8 +138,11 @@ class UserMachine:
         sequence: str | None = None,
         session: str | None = None,
         decoder: Decoder | None = None,
+        *,
+        has_session_per_partition: bool = False,
     ) -> None:
         self.name = name
+        self.has_session_per_partition = has_session_per_partition
         self.decoder = JsonDecoder() if decoder is None else decoder
         self.machine = machine_class()
         self.state_version = machine_class.state_version
@@ -142,7 +153,9 @@ class UserMachine:
         self.has_snapshots = machine_class.is_snapshot is not Machine.is_snapshot
         self.can_upgrade = machine_class.upgrade is not Machine.upgrade
         self.has_end = machine_class.end is not Machine.end
-        self.shape = f"session {session or 'by key'}, sequence {sequence or 'none'}"
+        self.shape = describe_message_fields(
+            session, sequence, has_session_per_partition=has_session_per_partition
+        )
 
         state_type, message_type, record_type = type_arguments(name, machine_class)
         self._set_record_types(name, _members_of_union(record_type))
@@ -239,6 +252,9 @@ class UserMachine:
             astuple(record) if record.__class__ is fast_type else self._to_row("apply", record)
             for record in self._machine_apply(state, message)
         ]
+
+    def begin_anew(self, state: Any) -> None:
+        """Nothing: only the user's machine knows what a snapshot does to its state."""
 
     def end(self, state: Any) -> Sequence[Row]:
         """The records that take a session's output back."""

@@ -24,9 +24,13 @@ SPARK_TIMESTAMP_RANGE_MS = (INT64_MIN // 1000 + 1, INT64_MAX // 1000)
 
 
 class Poison(Struct, frozen=True):
-    """Stands in for a message that could not be decoded."""
+    """Stands in for a message that no machine gets, most often because it cannot be decoded."""
 
     cause: str
+    has_no_effect: bool = False
+    """The message is as it should be, but it says nothing about any session, as a tombstone or a
+    heartbeat. It is passed over, and it is no finding.
+    """
     sequence: ClassVar[None] = None
 
 
@@ -101,6 +105,25 @@ def first_unreadable_message(batches: Iterable[MessageBatch]) -> tuple[int, str]
             if not lowest_ms <= timestamp_ms <= highest_ms:
                 return batch.start + i, f"its timestamp is {timestamp_ms} ms since 1970"
     return None
+
+
+def describe_message_fields(
+    session: str | None, sequence: str | None, *, has_session_per_partition: bool
+) -> str:
+    """What names the session and the sequence of a message, as text. Saved state depends on it, and
+    it is stored, so it must not change.
+    """
+    session_text = session or "by key"
+    if has_session_per_partition:
+        session_text = "by partition"
+    return f"session {session_text}, sequence {sequence or 'none'}"
+
+
+def session_name_of_partition(partition: Partition) -> str:
+    """The name of the one session that a partition has with `session = "partition"`. It differs from
+    partition to partition, so that no session seems to have moved from one to another.
+    """
+    return f"partition-{partition.number}"
 
 
 def session_name_of_key(key: bytes | None) -> str | None:

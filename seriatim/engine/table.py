@@ -4,7 +4,8 @@ It comes with Seriatim, so a user needs no code of their own. The state is the r
 by key. Every message is checked before it changes anything: an insert of a row that is present, or
 an update of a missing row, raises `PreconditionError` and leaves the rows as they were.
 
-Next: engine/fold.py; fast/table.py is the same machine with compiled code.
+Next: engine/fold.py; engine/change_table.py takes changes of single rows, as a connector captures
+them; fast/table.py is the same machine with compiled code.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import asdict, astuple
 
 from seriatim.engine.decoding import Decoder, JsonDecoder
-from seriatim.engine.messages import INT64_MAX, INT64_MIN, Poison
+from seriatim.engine.messages import INT64_MAX, INT64_MIN, Poison, describe_message_fields
 from seriatim.engine.records import RowKeySpec
 from seriatim.engine.session import FoldOutput, Row, Session
 
@@ -54,17 +55,23 @@ class PreconditionError(Exception):
     """The session's rows contradict a message. It is reported as a finding of the same name."""
 
 
+class HeadlessError(Exception):
+    """A message needs a value that its session has never known. It has no effect, and it is counted
+    as headless.
+    """
+
+
 def column_type(name: str) -> Any:
     """The Python type of a column type of a stream file; None if there is none of that name."""
-    decimal_size = _decimal_size(name)
-    if decimal_size is None:
+    size = decimal_size(name)
+    if size is None:
         return COLUMN_TYPES.get(name)
-    precision, scale = decimal_size
+    precision, scale = size
     is_valid = 1 <= precision <= PRECISION_MAX and scale <= precision
     return Decimal if is_valid else None
 
 
-def _decimal_size(type_name: str) -> tuple[int, int] | None:
+def decimal_size(type_name: str) -> tuple[int, int] | None:
     """Precision and scale of a decimal type; None if the type is no decimal."""
     match = DECIMAL_TYPE.fullmatch(type_name)
     if match is None:
@@ -115,8 +122,10 @@ class TableMachine:
         session: str | None = None,
         lenient: bool = False,
         decoder: Decoder | None = None,
+        has_session_per_partition: bool = False,
     ) -> None:
         self.name = "table"
+        self.has_session_per_partition = has_session_per_partition
         self.decoder = JsonDecoder() if decoder is None else decoder
         self.column_names = list(columns)
         self.key_positions = [self.column_names.index(name) for name in key]
@@ -132,7 +141,10 @@ class TableMachine:
             has_before_images=before,
         )
         self.other_columns: dict[str, Columns] = {}
-        self.shape = _describe_shape(key, columns, session, sequence)
+        message_fields = describe_message_fields(
+            session, sequence, has_session_per_partition=has_session_per_partition
+        )
+        self.shape = _describe_shape(key, columns, message_fields)
         self._has_sequence = sequence is not None
         self._width = len(columns)
         self._null_row: Row = (None,) * self._width
@@ -146,21 +158,31 @@ class TableMachine:
         self._single_key_position = self.key_positions[0] if len(key) == 1 else None
         """The position of the key column, if there is only one. It is the usual case and faster."""
         self._state_decoder: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(
-            _state_type(columns)
+            saved_rows_type(columns)
         )
+        self._set_message_types(key, columns, type_field, rows_field, sequence, session)
 
-        def structs_of(columns: Columns) -> _MessageStructs:
-            return _message_structs(key, columns, type_field, rows_field, sequence, session)
-
-        self._set_structs(structs_of(columns), structs_of(_with_times_as_text(columns)))
-
-    def _set_structs(self, structs: _MessageStructs, text_structs: _MessageStructs) -> None:
-        """Set the message types.
+    def _set_message_types(
+        self,
+        key: Sequence[str],
+        columns: Columns,
+        type_field: str,
+        rows_field: str,
+        sequence: str | None,
+        session: str | None,
+    ) -> None:
+        """Set the message types, and the functions that decode to them.
 
         `text_structs` are the same messages with times as text. msgspec reads times as RFC 3339
         only; a message with times in another form is decoded with these, and then its times are
         converted.
         """
+
+        def structs_of(columns: Columns) -> _MessageStructs:
+            return _message_structs(key, columns, type_field, rows_field, sequence, session)
+
+        structs = structs_of(columns)
+        text_structs = structs_of(_with_times_as_text(columns))
         self.snapshot_struct = structs.snapshot
         self.insert_struct = structs.insert
         self.update_struct = structs.update
@@ -231,24 +253,37 @@ class TableMachine:
         """
         if message.__class__ is Poison:
             return message
-        rows = message.rows if message.__class__ is self.snapshot_struct else (message,)
-        checks = self._column_checks
-        if message.__class__ is self.delete_struct:  # only its key counts
-            checks = [
-                (position, check) for position, check in checks if position in self.key_positions
-            ]
-        for row in rows:
-            for position, check in checks:
-                value = getattr(row, f"c{position}", None)
-                if value is None or value is UNSET:
-                    continue
-                misfit = check(value)
-                if misfit:
-                    return Poison(f"wrong schema: {self.column_names[position]} {misfit}")
-            for position in self._timestamp_key_positions:
-                field = f"c{position}"
-                setattr(row, field, _with_zone(getattr(row, field)))
+        only_key = message.__class__ is self.delete_struct
+        for row in self.rows_named_by(message):
+            misfit = self._row_misfit(row, only_key=only_key)
+            if misfit:
+                return Poison(f"wrong schema: {misfit}")
         return message
+
+    def rows_named_by(self, message: Any) -> Sequence[Any]:
+        """The rows that a message names, as Structs that begin with the columns."""
+        if message.__class__ is self.snapshot_struct:
+            rows: Sequence[Any] = message.rows
+            return rows
+        return (message,)
+
+    def _row_misfit(self, row: Any, *, only_key: bool) -> str:
+        """Which value of a row does not fit its column, and why; empty if all fit. Times in the key
+        get a zone. `only_key`: the other columns do not count and may contain anything.
+        """
+        for position, check in self._column_checks:
+            if only_key and position not in self.key_positions:
+                continue
+            value = getattr(row, f"c{position}", None)
+            if value is None or value is UNSET:
+                continue
+            misfit = check(value)
+            if misfit:
+                return f"{self.column_names[position]} {misfit}"
+        for position in self._timestamp_key_positions:
+            field = f"c{position}"
+            setattr(row, field, _with_zone(getattr(row, field)))
+        return ""
 
     def is_snapshot(self, message: Any) -> bool:
         """Whether a session may begin, or begin again, here."""
@@ -390,6 +425,9 @@ class TableMachine:
         rows.update(new_rows)
         return records
 
+    def begin_anew(self, rows: dict[Any, Row]) -> None:
+        """Nothing: a snapshot replaces all rows, whatever they are."""
+
     def end(self, rows: dict[Any, Row]) -> Sequence[Row]:
         """A delete for every row."""
         return [self._delete_record(old) for old in rows.values()]
@@ -412,11 +450,15 @@ class TableMachine:
         if self.lenient:
             self.contradictions += 1
             return
+        raise PreconditionError(f"{contradiction}: {self._describe_key(row)}")
+
+    def _describe_key(self, row: Row) -> str:
+        """The key columns of a row and their values, for people."""
         key_values = []
         for i in self.key_positions:
             key_value = f"{self.column_names[i]}={row[i]!r}"
             key_values.append(key_value[:80])
-        raise PreconditionError(f"{contradiction}: {', '.join(key_values)}")
+        return ", ".join(key_values)
 
     def check_records(self, records: Sequence[Row]) -> None:
         """Refuse records that could not be written. Decoding has checked every value already; this
@@ -482,10 +524,10 @@ def _normalize_value(type_name: str, value: Any) -> Any:
         return _with_zone(value).astimezone(UTC)
     if not isinstance(value, Decimal):
         return value
-    decimal_size = _decimal_size(type_name)
-    if decimal_size is None or describe_misfit(type_name, value):
+    size = decimal_size(type_name)
+    if size is None or describe_misfit(type_name, value):
         return value
-    _, scale = decimal_size
+    _, scale = size
     last_digit = Decimal(1).scaleb(-scale)
     return value.quantize(last_digit, context=Context(prec=PRECISION_MAX))
 
@@ -499,14 +541,11 @@ def _record_columns(columns: Columns, *, has_before_image: bool) -> Columns:
     return record_columns
 
 
-def _describe_shape(
-    key: Sequence[str], columns: Columns, session: str | None, sequence: str | None
-) -> str:
+def _describe_shape(key: Sequence[str], columns: Columns, message_fields: str) -> str:
     """What saved state depends on, as text. It is stored, so it must not change."""
     column_list = ", ".join(f"{column} {type_name}" for column, type_name in columns.items())
     key_list = ", ".join(key)
-    fields = f"session {session or 'by key'}, sequence {sequence or 'none'}"
-    return f"columns {column_list}; key {key_list}; {fields}"
+    return f"columns {column_list}; key {key_list}; {message_fields}"
 
 
 def _with_times_as_text(columns: Columns) -> Columns:
@@ -516,7 +555,7 @@ def _with_times_as_text(columns: Columns) -> Columns:
     return text_columns
 
 
-def _state_type(columns: Columns) -> Any:
+def saved_rows_type(columns: Columns) -> Any:
     """The type of saved rows: a list of tuples, one value per column."""
     value_types = tuple(column_type(type_name) | None for type_name in columns.values())
     row_type: Any = tuple.__class_getitem__(value_types)
@@ -570,18 +609,18 @@ def _message_structs(
             kw_only=True,
         )
 
-    full_row = _row_fields(key, columns, "null")
+    full_row = row_fields(key, columns, "null")
     row_struct = defstruct("Row", full_row, rename=rename, gc=False, kw_only=True)
     return _MessageStructs(
         snapshot=make_struct("snapshot", [("rows", list.__class_getitem__(row_struct))]),
         insert=make_struct("insert", full_row),
-        update=make_struct("update", _row_fields(key, columns, "unset")),
-        delete=make_struct("delete", _row_fields(key, columns, "ignored")),
+        update=make_struct("update", row_fields(key, columns, "unset")),
+        delete=make_struct("delete", row_fields(key, columns, "ignored")),
         row=row_struct,
     )
 
 
-def _row_fields(
+def row_fields(
     key: Sequence[str], columns: Columns, if_missing: Literal["null", "unset", "ignored"]
 ) -> list[Any]:
     """Struct fields of a row. Key columns are required. A missing value of any other column is null
@@ -622,9 +661,9 @@ def describe_misfit(type_name: str, value: Any) -> str:
 
 def _column_check(type_name: str) -> ValueCheck | None:
     """The check beyond the type, if a value of the type may be one that the column cannot hold."""
-    decimal_size = _decimal_size(type_name)
-    if decimal_size is not None:
-        return _decimal_check(*decimal_size)
+    size = decimal_size(type_name)
+    if size is not None:
+        return _decimal_check(*size)
     if type_name == "timestamp":
         return _timestamp_check
     return None

@@ -19,7 +19,7 @@ def can_use_compiled_fold(stream: Stream) -> bool:
     """
     if stream.decoder != "json":
         return False
-    if stream.machine != "table" or stream.session_field is not None:
+    if stream.machine != "table" or stream.session != "key":
         return False
     if stream.limits.window is not None or stream.limits.timeout_ms:
         return False

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from seriatim.engine.decoding import Decoder, JsonDecoder
+from seriatim.formats.debezium import DebeziumDecoder
 
 STREAMS_PAGE = Path(__file__).parents[2] / "docs" / "STREAMS.md"
 
@@ -95,4 +96,24 @@ def cases(folder: Path) -> list[DecoderCase]:
             b"update,1\n\xff,1.5,10": "UnicodeDecodeError",
         },
     )
-    return [json_case, comma_case]
+    change = b'{"op":"u","type":"update","seq":1,"id":"a","price":1.5,"size":10}'
+    debezium_case = DecoderCase(
+        name="debezium",
+        decoder=DebeziumDecoder(),
+        good={
+            change: Update(1, "a", 1.5, 10),
+            b'{"schema":{"type":"struct"},"payload":' + change + b"}": Update(1, "a", 1.5, 10),
+        },
+        wrong={
+            change[:-9]: "DecodeError",
+            b'{"type":"update","seq":1}': "no change of Debezium: it has no op",
+            b'{"op":"x"}': "op is 'x', not one of c u d r t m",
+            b'{"op":"u","after":[1]}': "after is no row but list",
+            b'{"op":"u","type":"update","seq":"1"}': "wrong schema",
+            b'{"op":"u","type":"\xff"}': "UTF-8|utf-8|DecodeError",
+            b'{"schema":[],"payload":' + change + b"}": "ValidationError",
+            b'{"payload":' + b"[" * 100_000: "nested too deeply|DecodeError",
+            b'{"schema":' + b'{"fields":[' * 100_000: "nested too deeply|DecodeError",
+        },
+    )
+    return [json_case, comma_case, debezium_case]

@@ -12,6 +12,7 @@ from typing import Any
 
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Partition
+from seriatim.formats.debezium import debezium_decoder
 from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.storage.derived_tables import DeltaDerived
 from seriatim.storage.record_files import ParquetRecords, record_schema
@@ -47,7 +48,8 @@ class DiskStream(MemoryStream):
             **fields,
         }
         stream = Stream(topics="in-.*", output=output, **stream_fields)
-        self.root, self.runner = root, stream.table_machine()
+        decoder = debezium_decoder(stream) if stream.decoder == "debezium" else None
+        self.root, self.runner = root, stream.table_machine(decoder=decoder)
         super().__init__(stream, lambda: self.runner)
         self._sequences = dict[tuple[str, str], int]()
         self._open()

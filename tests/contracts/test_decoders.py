@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from seriatim.engine.messages import Poison
 from tests.contracts.decoder_cases import DecoderCase, Update, cases, write_example_files
 
-NAMES = ["json", "comma-separated"]
+NAMES = ["json", "comma-separated", "debezium"]
 GARBAGE = [
     b"",
     b"\x00",

@@ -75,6 +75,9 @@ class Validator:
                 if self.is_contiguous and message.offset != expected_offset:
                     self._check_offset(partition, expected_offset, message)
                 expected_offset = max(expected_offset, next_offset)
+            if message.has_no_effect:
+                yield message, False
+                continue
             if message.poison or message.session is None:
                 self._record_fault(
                     "poison",

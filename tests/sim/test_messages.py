@@ -31,6 +31,8 @@ class MessageDraw:
         self.has_sequence = self.random.random() < 0.9
         self.is_output = self.random.random() < 0.3
         self.fault_rate = self.random.choice((0.0, 0.05, 0.3))
+        self.ignored_rate = self.random.choice((0.0, 0.0, 0.2))
+        """How many messages concern no session, as tombstones."""
         self.sessions: dict[str, DrawnSession] = {}
 
     def messages(self) -> list[ObservedMessage]:
@@ -47,6 +49,9 @@ class MessageDraw:
 
     def _message(self, offset: int) -> ObservedMessage:
         name = self.random.choice("xyz")
+        if self.random.random() < self.ignored_rate:
+            session = self.random.choice((name, None))
+            return ObservedMessage(offset=offset, session=session, has_no_effect=True)
         if self._is_faulty(3):
             poison = self.random.choice(("", "no JSON"))
             return ObservedMessage(offset=offset, session=name if poison else None, poison=poison)

@@ -61,7 +61,7 @@ def choose_helper_count(
     sending messages to other processes.
     """
     stream = file.stream
-    if stream.parallelism != "session" or stream.session_field:
+    if stream.parallelism != "session" or stream.session != "key":
         return 1
     if task_context.make_fold is not Fold or task_context.runner.other_columns:
         return 1

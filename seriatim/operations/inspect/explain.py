@@ -254,10 +254,7 @@ class RowExplainer:
         if not isinstance(table, TableMachine) or message.__class__ is Poison:
             return False
         key_values = [self.key[table.column_names[i]] for i in table.key_positions]
-        rows = (message,)
-        if message.__class__ is table.snapshot_struct:
-            rows = message.rows
-        for row in rows:
+        for row in table.rows_named_by(message):
             values = astuple(row)
             if [values[i] for i in table.key_positions] == key_values:
                 return True

@@ -288,6 +288,8 @@ class TracingFold:
 
     def _own_positions(self, batch: MessageBatch) -> list[int]:
         """Positions of the session's messages."""
+        if self.runner.has_session_per_partition:
+            return list(range(len(batch)))
         if not self._has_session_field:
             return [i for i, key in enumerate(batch.keys) if key == self._row_key]
         positions = []
@@ -326,6 +328,9 @@ class TracingFold:
         output = self._fold_traced(session_message)
         message = self.decode_message(batch)
         findings = self._trace_findings()
+        outcome = self._outcome(output, session_message.offset, findings)
+        if message.__class__ is Poison and message.has_no_effect:
+            outcome = "skipped"
         return TraceStep(
             offset=session_message.offset,
             timestamp=session_message.timestamp,
@@ -333,7 +338,7 @@ class TracingFold:
             sequence=self._sequence_of(message),
             message=message,
             raw=session_message.value,
-            outcome=self._outcome(output, session_message.offset, findings),
+            outcome=outcome,
             before=state_before,
             after=self._current_state,
             records=self._records_by_column(output),

@@ -27,8 +27,8 @@ def copy_state(runner: Runner, state: Any) -> Any:
     if state is None:
         return None
     if isinstance(runner, TableMachine):
-        # Its rows are tuples, which never change: a new dict is enough.
-        return dict(state)
+        # Its rows are tuples, which never change: a new dict of them is enough.
+        return state.copy()
     return runner.load(runner.dump(state), runner.state_version)
 
 
@@ -71,7 +71,7 @@ def view_of_message(runner: Runner, message: Any, raw: bytes | None = None) -> A
     The table machine's messages are shown as they were sent, others as their machine takes them.
     """
     if message.__class__ is Poison:
-        return {"poison": message.cause}
+        return {"ignored" if message.has_no_effect else "poison": message.cause}
     if not isinstance(runner, TableMachine):
         return message
     if raw is None:

@@ -22,7 +22,13 @@ from msgspec.structs import replace
 from seriatim.engine.files import Certificate
 from seriatim.engine.fold import Fold
 from seriatim.engine.machine import Machine, Runner, UserMachine
-from seriatim.engine.messages import CapturedMessage, MessageBatch, Poison, session_name_of_key
+from seriatim.engine.messages import (
+    CapturedMessage,
+    MessageBatch,
+    Poison,
+    session_name_of_key,
+    session_name_of_partition,
+)
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.records import MESSAGE_COLUMNS
 from seriatim.engine.session import Session
@@ -54,6 +60,8 @@ class ObservedMessage(Struct, frozen=True, kw_only=True, gc=False):
     """None: the view does not show it."""
     poison: str = ""
     """Why it cannot be read; empty: it can."""
+    has_no_effect: bool = False
+    """Whether it concerns no session, as a tombstone that the decoder passes over."""
     content_hash: int | None = None
     """A hash of key and value, if the view has them."""
     must_give_record: bool = True
@@ -193,6 +201,9 @@ class MessageJudge:
             elif self.is_contiguous and message.offset != expected_offset:
                 self._check_offset(partition, expected_offset, message)
             expected_offset = max(expected_offset, next_offset)
+            if message.has_no_effect:
+                yield message, False
+                continue
             yield message, self._judge_message(replay, partition, message, from_birth=from_birth)
 
     def _check_offset(self, partition: Partition, expected: int, message: ObservedMessage) -> None:
@@ -481,7 +492,14 @@ def validate_views(
             source = sources.get(partition)
             if source is None:
                 continue
-            partition_views.append(_read_view(name, source, judges[name], partition))
+            partition_view = _read_view(
+                name,
+                source,
+                judges[name],
+                partition,
+                shows_snapshots=_shows_snapshots(name, runner),
+            )
+            partition_views.append(partition_view)
             offsets_read += len(source.offset_range)
             if progress is not None:
                 progress(offsets_read, offsets_total)
@@ -512,22 +530,27 @@ def _view_judge(
 
 def _shows_snapshots(view: str, runner: Runner) -> bool:
     """Whether a view shows which messages are snapshots: the output only by the table machine's op."""
-    return view != "output" or not runner.may_half_change
+    return view != "output" or runner.snapshot_type is not None
 
 
 def _must_give_records(stream: Stream, runner: Runner) -> bool:
     """Whether every message without fault leaves a record.
 
-    This does not hold for machines of users, nor while messages may wait in a window, nor where
-    sessions expire.
+    This does not hold for machines of users and for captured changes, of which some change nothing,
+    nor while messages may wait in a window, nor where sessions expire.
     """
-    if runner.may_half_change or stream.tier == "window":
+    if runner.snapshot_type is None or stream.tier == "window":
         return False
     return not stream.session_timeout_hours
 
 
 def _read_view(
-    name: str, source: MessageSource, judge: MessageJudge, partition: Partition
+    name: str,
+    source: MessageSource,
+    judge: MessageJudge,
+    partition: Partition,
+    *,
+    shows_snapshots: bool,
 ) -> PartitionView:
     view = PartitionView(
         name=name,
@@ -537,7 +560,10 @@ def _read_view(
         headless_ranges=source.headless_ranges,
         is_complete=name != "output",
     )
-    for message, has_effect in judge.validate(partition, source.read()):
+    messages = source.read()
+    if not shows_snapshots:
+        messages = (replace(message, is_snapshot=None) for message in messages)
+    for message, has_effect in judge.validate(partition, messages):
         view.messages.setdefault(message.offset, message)
         if has_effect:
             view.effective_offsets.add(message.offset)
@@ -552,16 +578,19 @@ def capture_sources(
     for message in captured:
         messages_by_partition.setdefault(message.partition, []).append(message)
 
-    def source_of(messages: list[CapturedMessage]) -> MessageSource:
+    def source_of(partition: Partition, messages: list[CapturedMessage]) -> MessageSource:
         offsets = [message.offset for message in messages]
         keys = [message.key for message in messages]
         values = [message.value for message in messages]
         return MessageSource(
             offset_range=OffsetRange(min(offsets), max(offsets) + 1),
-            read=lambda: observe_messages(stream, runner, offsets, keys, values),
+            read=lambda: observe_messages(stream, runner, partition, offsets, keys, values),
         )
 
-    return {partition: source_of(messages) for partition, messages in messages_by_partition.items()}
+    return {
+        partition: source_of(partition, messages)
+        for partition, messages in messages_by_partition.items()
+    }
 
 
 def kafka_sources(
@@ -575,7 +604,9 @@ def kafka_sources(
     def read(partition: Partition, offset_range: OffsetRange) -> Iterator[ObservedMessage]:
         for batch in past_reader.read(partition, offset_range):
             offsets = range(batch.start, batch.start + len(batch))
-            yield from observe_messages(stream, runner, offsets, batch.keys, batch.values)
+            yield from observe_messages(
+                stream, runner, partition, offsets, batch.keys, batch.values
+            )
 
     def source_of(partition: Partition, partition_bounds: Bounds) -> MessageSource:
         offset_range = OffsetRange(partition_bounds.log_start, partition_bounds.log_end)
@@ -590,6 +621,7 @@ def kafka_sources(
 def observe_messages(
     stream: Stream,
     runner: Runner,
+    partition: Partition,
     offsets: Sequence[int],
     keys: Sequence[bytes | None],
     values: Sequence[bytes | None],
@@ -601,7 +633,10 @@ def observe_messages(
         sequences = runner.sequences(messages)
         rows = zip(offsets[batch], keys[batch], values[batch], messages, sequences, strict=True)
         for offset, key, value, message, sequence in rows:
-            observed = _observe_message(stream, runner, offset, key, message, sequence)
+            name = session_name_of_key(key)
+            if runner.has_session_per_partition:
+                name = session_name_of_partition(partition)
+            observed = _observe_message(stream, runner, offset, name, message, sequence)
             # A hash instead of key and value: all messages of a partition are held in memory.
             yield replace(observed, content_hash=hash((key, value)))
 
@@ -610,12 +645,13 @@ def _observe_message(
     stream: Stream,
     runner: Runner,
     offset: int,
-    key: bytes | None,
+    session: str | None,
     message: Any,
     sequence: int | None,
 ) -> ObservedMessage:
-    session = session_name_of_key(key)
     if message.__class__ is Poison:
+        if message.has_no_effect:
+            return ObservedMessage(offset=offset, session=session, has_no_effect=True)
         return ObservedMessage(offset=offset, session=session, poison=message.cause)
     try:
         is_snapshot = runner.has_snapshots and runner.is_snapshot(message)

@@ -23,7 +23,9 @@ from seriatim.operations.prove.verify import KafkaComparison, Verification, Veri
 from seriatim.operations.prove.verify_at import ValidationResult
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.store import LocalStore
+from seriatim.stream import DebeziumSettings, TableSettings
 from tests.contracts.disk_streams import DiskStream, create_filled_output
+from tests.formats.change_events import encode, event
 
 A0, A1, B0 = Partition("in-a", 0), Partition("in-a", 1), Partition("in-b", 0)
 
@@ -146,10 +148,12 @@ def capture(made: DiskStream, path: Path, *, base64_values: bool = False) -> lis
                     "timestamp": 0,
                 }
                 line["key"] = None if message.key is None else message.key.decode()
-                if base64_values:
-                    line["value_base64"] = base64.b64encode(message.value or b"").decode()
+                if message.value is None:
+                    line["value"] = None
+                elif base64_values:
+                    line["value_base64"] = base64.b64encode(message.value).decode()
                 else:
-                    line["value"] = (message.value or b"").decode()
+                    line["value"] = message.value.decode()
                 lines.append(line)
     write(path, lines)
     return lines
@@ -271,6 +275,73 @@ def test_a_capture_that_goes_back_is_named(tmp_path: Path) -> None:
     write(tmp_path / "raw", [*lines[:4], lines[2], *lines[4:]])
     done = judged(made, raw=tmp_path / "raw")
     assert ("offset again", 2) in [(wrong.kind, wrong.offset) for wrong in done.faults["raw"]]
+
+
+def clean_changes(root: Path, session: str = "partition") -> DiskStream:
+    """Changes of rows as Debezium sends them, with tombstones, in two partitions. If each of these is
+    one session, a truncate is among them.
+    """
+    changes: list[tuple[str | None, dict[str, Any] | None]] = [
+        ('{"id":1}', event("r", {"id": 1, "customer": "a"})),
+        ('{"id":2}', event("c", {"id": 2, "customer": "b"})),
+        ('{"id":1}', event("u", {"id": 1, "customer": "c"})),
+        ('{"id":1}', event("d", None, {"id": 1})),
+        ('{"id":1}', None),
+        ('{"id":2}', event("u", {"id": 2, "customer": "d"})),
+        ('{"id":1}', event("c", {"id": 1, "customer": "e"})),
+    ]
+    if session == "partition":
+        changes.append((None, event("t")))
+    made = DiskStream(
+        root,
+        decoder="debezium",
+        session=session,
+        sequence=None,
+        table=TableSettings(key=("id",), columns={"id": "int64", "customer": "string"}),
+        debezium=DebeziumSettings(history="whole"),
+    )
+    made.kafka.create("in-a", 2)
+    for number in (0, 1):
+        # A tombstone may come before anything else of its key.
+        for key, value in [('{"id":9}', None), *changes]:
+            made.kafka.produce("in-a", key, encode(value), partition=number)
+        assert made.run(messages_max=5).findings == []
+    return made
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("session", "messages", "messages_with_records"), [("partition", 18, 14), ("key", 16, 12)]
+)
+def test_views_of_captured_changes_do_not_part(
+    tmp_path: Path, session: str, messages: int, messages_with_records: int
+) -> None:
+    """Tombstones concern no session, and the output does not show where a session begins."""
+    made = clean_changes(tmp_path / "lake", session)
+    capture(made, tmp_path / "raw")
+    done = judged(made, "kafka", "output", raw=tmp_path / "raw")
+    assert (done.first_differences, done.faults) == ([], {"raw": [], "kafka": [], "output": []})
+    assert done.messages == {"raw": messages, "kafka": messages, "output": messages_with_records}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("lost_offset", [3, 5], ids=["an update", "a tombstone"])
+def test_a_captured_change_that_kafka_lost_is_where_they_part(
+    tmp_path: Path, lost_offset: int
+) -> None:
+    """Its offset is named, whether it is a change or a tombstone."""
+    made = clean_changes(tmp_path / "lake")
+    capture(made, tmp_path / "raw")
+    reread = MemoryReread(made.kafka)
+    reread.lost.add((A1, lost_offset))
+    done = judged(made, "kafka", raw=tmp_path / "raw", reread=reread)
+    (first,) = done.first_differences
+    assert (first.partition, first.offset) == (A1, lost_offset)
+    assert first.views["kafka"] == "nothing"
+    (gap,) = done.faults["kafka"]
+    assert (gap.kind, gap.partition, gap.offset) == ("gap", A1, lost_offset + 1)
+    assert gap.expected == f"offset {lost_offset}"
+    assert done.faults["raw"] == []
 
 
 @pytest.mark.parametrize(

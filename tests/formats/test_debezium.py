@@ -1,0 +1,510 @@
+"""Debezium's messages: what becomes of each kind, each type of value, and each wrong value."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec import Struct
+
+from seriatim import Machine
+from seriatim.cli.lookback import step_values
+from seriatim.engine.change_table import ChangeTable
+from seriatim.engine.fold import Fold
+from seriatim.engine.machine import UserMachine
+from seriatim.engine.offsets import Partition
+from seriatim.fast.choose import choose_machine
+from seriatim.fast.column_kinds import can_use_compiled_fold
+from seriatim.formats.debezium import DebeziumDecoder, debezium_decoder
+from seriatim.stream import parse_stream
+from seriatim.stream_files import load_runner, load_stream
+from seriatim.testing import CRASH, Folded, MemoryStream, fold, fold_table
+from tests.contracts.decoder_cases import import_example, write_example_files
+from tests.formats.change_events import (
+    COLUMNS,
+    HEARTBEAT,
+    NOTIFICATION,
+    ROW,
+    SCHEMA_CHANGE,
+    TRANSACTION,
+    UNAVAILABLE,
+    base64_decimal,
+    encode,
+    event,
+    with_schema,
+)
+from tests.operations.lookback_helper import explain_row, trace_steps
+
+KEY = '{"id":1}'
+
+
+def row(**values: Any) -> dict[str, Any]:
+    """The row of the source, changed."""
+    return {**ROW, **values}
+
+
+def fold_orders(messages: Iterable[Any], *, key: str | None = KEY, **settings: Any) -> Folded:
+    """Fold messages of one Kafka key."""
+    debezium = {"decimals": "precise", **settings.pop("debezium", {})}
+    keyed = [message if message is CRASH else (key, message) for message in messages]
+    return fold_table(
+        keyed, key=["id"], columns=COLUMNS, decoder="debezium", debezium=debezium, **settings
+    )
+
+
+def rows_of(folded: Folded) -> list[dict[str, Any]]:
+    """The rows of all sessions."""
+    return [plain for state in folded.states.values() for plain in state["rows"]]
+
+
+def causes(folded: Folded) -> list[tuple[str, int, str]]:
+    """The findings."""
+    return [(found.finding, found.offset, found.cause) for found in folded.findings]
+
+
+@pytest.mark.parametrize("wrap", [lambda payload: payload, with_schema], ids=["bare", "schema"])
+@pytest.mark.parametrize("session", ["key", "partition"])
+def test_a_row_lives_from_its_snapshot_to_its_delete(session: str, wrap: Any) -> None:
+    """Read, update with a value that did not change, delete with defaults in `before`, tombstone."""
+    before = row(customer="", amount=None, big=None, at="1970-01-01T00:00:00.000000Z", day=None)
+    messages = [
+        wrap(event("r", row())),
+        wrap(event("u", row(amount="Jw8=", big=UNAVAILABLE))),
+        CRASH,
+        wrap(event("d", None, before)),
+        None,
+        wrap(event("c", row(customer="again"))),
+    ]
+    folded = fold_orders(messages, session=session)
+    assert causes(folded) == []
+    assert [record["op"] for record in folded.records] == ["snapshot", "update", "delete", "insert"]
+    assert folded.records[1]["amount"] == Decimal("99.99")
+    assert folded.records[1]["big"] == ROW["big"]
+    assert folded.records[1]["day"] == date(2026, 1, 2)
+    assert folded.records[1]["at"] == datetime(2026, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert [plain["customer"] for plain in rows_of(folded)] == ["again"]
+
+
+@pytest.mark.parametrize(
+    "other", [None, HEARTBEAT, TRANSACTION, SCHEMA_CHANGE, NOTIFICATION, event("m")]
+)
+@pytest.mark.parametrize("key", [None, KEY])
+def test_what_concerns_no_row_is_passed_over(other: Any, key: str | None) -> None:
+    """Wherever it arrives, with or without a key, and it begins no session."""
+    folded = fold_orders([other, CRASH, other], key=key)
+    assert (causes(folded), folded.records, folded.states) == ([], [], {})
+
+
+def test_a_tombstone_does_not_end_a_quarantine() -> None:
+    """And it is not stored with the quarantined messages."""
+    folded = fold_orders([event("r", row()), b"{", None, event("u", row(customer="new"))])
+    assert [found[:2] for found in causes(folded)] == [("poison", 1)]
+    assert rows_of(folded)[0]["customer"] == "new"
+
+
+@pytest.mark.parametrize(("op", "customer"), [("r", "new"), ("c", "new"), ("u", "new"), ("d", "")])
+def test_a_whole_row_begins_a_session_again(op: str, customer: str) -> None:
+    """After poison, whatever the settings take as proof: the rows of a quarantined session are none."""
+    change = event("d", None, row()) if op == "d" else event(op, row(customer="new"), row(big="x"))
+    folded = fold_orders(
+        [event("r", row()), b"{", change],
+        debezium={"before_images": "full", "history": "whole"},
+    )
+    assert [found[:2] for found in causes(folded)] == [("poison", 1)]
+    assert [plain["customer"] for plain in rows_of(folded)] == ([customer] if customer else [])
+
+
+def test_an_update_that_lacks_a_value_is_headless_without_its_row() -> None:
+    """In both kinds of sessions; an update with the whole row begins it."""
+    partial = event("u", row(big=UNAVAILABLE))
+    for session in ("key", "partition"):
+        folded = fold_orders([partial, event("u", row(customer="whole")), partial], session=session)
+        assert (causes(folded), folded.headless) == ([], 1)
+        assert rows_of(folded)[0]["big"] == ROW["big"]
+
+
+def test_a_value_of_a_column_that_the_table_lacks_may_be_unavailable() -> None:
+    """Only the columns of the table count."""
+    folded = fold_orders([event("c", row(note=UNAVAILABLE))])
+    assert (folded.headless, len(rows_of(folded))) == (0, 1)
+
+
+def test_a_changed_key_takes_the_values_of_its_old_row_along() -> None:
+    """In a session per partition, also over a crash; by key the row waits for a whole message."""
+    changed = [
+        event("r", row()),
+        event("d", None, row(customer=""), lsn=5),
+        CRASH,
+        None,
+        event("c", row(id=100, big=UNAVAILABLE), lsn=5),
+    ]
+    folded = fold_orders(changed, session="partition")
+    assert causes(folded) == []
+    assert [(plain["id"], plain["big"]) for plain in rows_of(folded)] == [(100, ROW["big"])]
+    by_key = [(KEY, changed[0]), ('{"id":100}', changed[-1])]
+    alone = fold_table(
+        by_key, key=["id"], columns=COLUMNS, decoder="debezium", debezium={"decimals": "precise"}
+    )
+    assert (alone.headless, len(rows_of(alone))) == (1, 1)
+    whole = fold_orders([changed[-1]], debezium={"history": "whole"})
+    assert causes(whole) == [
+        ("precondition", 0, "the value of big did not change, but it is not known: id=100")
+    ]
+
+
+def test_another_create_does_not_take_the_values_of_a_deleted_row() -> None:
+    """Only that of the same place in the source's log does."""
+    folded = fold_orders(
+        [
+            event("r", row()),
+            event("d", None, row(), lsn=5),
+            event("c", row(id=2, big=UNAVAILABLE), lsn=6),
+        ],
+        session="partition",
+    )
+    assert (folded.headless, rows_of(folded)) == (1, [])
+
+
+def test_a_truncate_empties_its_partition() -> None:
+    """By key it is refused: a session does not know the other rows."""
+    messages = [event("r", row()), event("r", row(id=2)), event("t"), event("c", row(id=3))]
+    folded = fold_orders(messages, session="partition", key=None)
+    assert causes(folded) == []
+    assert [plain["id"] for plain in rows_of(folded)] == [3]
+    by_key = fold_table(
+        [(KEY, messages[0]), (None, event("t"))],
+        key=["id"],
+        columns=COLUMNS,
+        decoder="debezium",
+        debezium={"decimals": "precise"},
+    )
+    ((kind, offset, cause),) = causes(by_key)
+    assert (kind, offset) == ("poison", 1)
+    assert cause.startswith("a TRUNCATE empties the whole table")
+
+
+FULL = {"before_images": "full"}
+WHOLE = {"history": "whole"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "messages", "cause"),
+    [
+        (WHOLE, [event("c", row()), event("c", row())], "create of a row that is there already"),
+        (FULL, [event("c", row()), event("c", row())], "create of a row that is there already"),
+        ({}, [event("c", row()), event("c", row())], ""),
+        (WHOLE, [event("u", row())], "update of a missing row"),
+        (FULL, [event("u", row(), row(big="other"))], ""),
+        ({}, [event("u", row())], ""),
+        (WHOLE, [event("d", None, row())], "delete of a missing row"),
+        ({}, [event("d", None, row())], ""),
+        (
+            FULL,
+            [event("r", row()), event("u", row(), row(customer="lost"))],
+            "before-image differs from the row in customer",
+        ),
+        (
+            FULL,
+            [event("r", row()), event("d", None, row(amount="Jw8="))],
+            "before-image differs from the row in amount",
+        ),
+        (FULL, [event("r", row()), event("u", row(), {"id": 1, "customer": "c1"})], ""),
+        ({}, [event("r", row()), event("u", row(), row(customer="lost"))], ""),
+        (FULL | WHOLE, [event("r", row()), event("r", row(customer="new"))], ""),
+    ],
+)
+@pytest.mark.parametrize("session", ["key", "partition"])
+def test_a_contradiction_is_a_finding_where_the_settings_make_it_a_proof(
+    settings: dict[str, str], messages: list[Any], cause: str, session: str
+) -> None:
+    """At its own offset; under tier none it is only counted, and applied."""
+    folded = fold_orders(messages, debezium=settings, session=session)
+    expected = [("precondition", len(messages) - 1, f"{cause}: id=1")] if cause else []
+    assert causes(folded) == expected
+    counted = fold_orders(messages, debezium=settings, session=session, tier="none")
+    assert causes(counted) == []
+    assert bool(rows_of(counted)) == (messages[-1]["op"] != "d")
+
+
+def test_an_update_without_the_full_image_that_was_promised_is_poison() -> None:
+    """The stream file says something about the connector that is not so."""
+    folded = fold_orders([event("r", row()), event("u", row())], debezium=FULL)
+    ((kind, offset, cause),) = causes(folded)
+    assert (kind, offset) == ("poison", 1)
+    assert "does not send full before-images" in cause
+
+
+def typed(name: str, type_name: str = "int64", **more: Any) -> dict[str, Any]:
+    """The schema of column v."""
+    return {"type": type_name, "optional": True, "name": name, "field": "v", **more}
+
+
+TIME = datetime(2026, 1, 1, 0, 0, 1, 500_000, tzinfo=UTC)
+MILLISECONDS = 1767225601500
+PRECISE = "org.apache.kafka.connect.data.Decimal"
+VARIABLE = "io.debezium.data.VariableScaleDecimal"
+
+
+@pytest.mark.parametrize(
+    ("type_name", "schema", "sent", "value"),
+    [
+        ("timestamp", typed("io.debezium.time.Timestamp"), MILLISECONDS, TIME),
+        ("timestamp", typed("org.apache.kafka.connect.data.Timestamp"), MILLISECONDS, TIME),
+        ("timestamp", typed("io.debezium.time.MicroTimestamp"), MILLISECONDS * 1000, TIME),
+        ("timestamp", typed("io.debezium.time.NanoTimestamp"), MILLISECONDS * 10**6 + 400, TIME),
+        ("timestamp", typed("io.debezium.time.ZonedTimestamp", "string"), TIME.isoformat(), TIME),
+        ("int64", typed("io.debezium.time.MicroTimestamp"), 7, 7),
+        ("int64", typed("io.debezium.time.MicroTime"), 7, 7),
+        ("date", typed("io.debezium.time.Date", "int32"), -1, date(1969, 12, 31)),
+        ("date", typed("io.debezium.time.IsoDate", "string"), "2026-01-02Z", date(2026, 1, 2)),
+        ("date", None, 20455, date(2026, 1, 2)),
+        (
+            "decimal(38,2)",
+            typed(PRECISE, "bytes", parameters={"scale": "2"}),
+            base64_decimal(-(10**37)),
+            Decimal(-(10**35)),
+        ),
+        (
+            "decimal(10,3)",
+            typed(VARIABLE, "struct"),
+            {"scale": 3, "value": base64_decimal(1001)},
+            Decimal("1.001"),
+        ),
+        ("decimal(10,3)", None, {"scale": 1, "value": "fQ=="}, Decimal("12.5")),
+        ("decimal(10,2)", typed("", "string"), "1000", Decimal(1000)),
+        ("decimal(10,2)", typed("", "double"), 12.5, Decimal("12.5")),
+        ("decimal(10,2)", None, "12.50", Decimal("12.5")),
+        ("binary", typed("", "bytes"), "aGk=", b"hi"),
+        ("binary", None, "aGk=", b"hi"),
+        ("string", typed("io.debezium.data.Uuid", "string"), "0b5a-", "0b5a-"),
+        ("float64", typed("", "double"), None, None),
+        ("bool", typed("", "boolean"), True, True),
+    ],
+)
+def test_a_value_becomes_what_its_schema_or_column_says(
+    type_name: str, schema: dict[str, Any] | None, sent: Any, value: Any
+) -> None:
+    """The table of docs/STREAMS.md, line by line."""
+    payload = event("c", {"id": 1, "v": sent})
+    message = payload
+    if schema is not None:
+        id_schema = {"type": "int32", "optional": False, "field": "id"}
+        message = with_schema(payload, [id_schema, schema])
+    folded = fold_table(
+        [message, CRASH], key=["id"], columns={"id": "int64", "v": type_name}, decoder="debezium"
+    )
+    assert causes(folded) == []
+    assert folded.records[0]["v"] == value
+
+
+@pytest.mark.parametrize(
+    ("type_name", "settings", "sent", "cause"),
+    [
+        ("timestamp", {}, MILLISECONDS, "set debezium.timestamps"),
+        ("timestamp", {"timestamps": "nanoseconds"}, 2**80, "is out of range"),
+        ("timestamp", {}, 1.5, "is no time: 1.5"),
+        ("timestamp", {}, "+292278994-08-17T07:12:55Z", "wrong schema"),
+        ("date", {}, 10**9, "is out of range: 1000000000 days"),
+        ("decimal(10,2)", {}, "1000", "set debezium.decimals"),
+        ("decimal(10,2)", {}, "fQ==", "set debezium.decimals"),
+        ("decimal(10,2)", {"decimals": "precise"}, "12.5", "is no base64: '12.5'"),
+        ("decimal(10,2)", {"decimals": "string"}, "fQ==", "is no decimal: 'fQ=='"),
+        ("decimal(4,2)", {"decimals": "precise"}, base64_decimal(10**6), "does not fit"),
+        ("decimal(4,2)", {"decimals": "precise"}, "A" * 4000, "is a decimal of 3000 bytes"),
+        ("binary", {}, "no!", "is no base64: 'no!'"),
+        ("int64", {}, "7", "Expected `int | null`, got `str`"),
+        ("string", {}, ["x"], "Expected `str | null`, got `array`"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_poison_that_says_why(
+    type_name: str, settings: dict[str, str], sent: Any, cause: str
+) -> None:
+    """With the offset of its message, whatever else is in the batch."""
+    folded = fold_table(
+        [event("c", {"id": 1}), event("c", {"id": 1, "v": sent}), event("c", {"id": 1})],
+        key=["id"],
+        columns={"id": "int64", "v": type_name},
+        decoder="debezium",
+        debezium=settings,
+    )
+    ((kind, offset, found_cause),) = causes(folded)
+    assert (kind, offset) == ("poison", 1)
+    assert cause in found_cause
+
+
+@pytest.mark.parametrize("unit", ["milliseconds", "microseconds", "nanoseconds"])
+def test_the_stream_file_says_the_unit_of_numbers_without_a_schema(unit: str) -> None:
+    """As the connector's time.precision.mode gives them."""
+    factor = {"milliseconds": 1, "microseconds": 1000, "nanoseconds": 10**6}[unit]
+    folded = fold_table(
+        [event("c", {"id": 1, "at": MILLISECONDS * factor})],
+        key=["id"],
+        columns={"id": "int64", "at": "timestamp"},
+        decoder="debezium",
+        debezium={"timestamps": unit},
+    )
+    assert folded.records[0]["at"] == TIME
+
+
+def test_bytes_of_the_source_are_no_text() -> None:
+    """A precise decimal in a column of text would be base64 that nobody expects."""
+    schema = [{"type": "int32", "field": "id"}, {"type": "bytes", "field": "v"}]
+    folded = fold_table(
+        [with_schema(event("c", {"id": 1, "v": "fQ=="}), schema)],
+        key=["id"],
+        columns={"id": "int64", "v": "string"},
+        decoder="debezium",
+    )
+    assert "the source has bytes" in causes(folded)[0][2]
+
+
+def test_a_column_may_have_any_name_and_an_older_source_may_lack_it() -> None:
+    """`type`, `op` of the envelope and others do not disturb; a column that is not there is null."""
+    folded = fold_table(
+        [event("c", {"id": 1, "type": "x"}), event("u", {"id": 1, "type": "y", "extra": 7})],
+        key=["id"],
+        columns={"id": "int64", "type": "string", "source": "string", "extra": "int64"},
+        decoder="debezium",
+    )
+    assert rows_of(folded) == [{"id": 1, "type": "y", "source": None, "extra": 7}]
+
+
+def test_schemas_are_remembered_up_to_a_limit() -> None:
+    """Whatever producers send, the memory of a decoder is bounded."""
+    decoder = DebeziumDecoder({"id": "int64", "v": "date"})
+    for number in range(500):
+        message = with_schema(event("c", {"id": 1, "v": 0}), [{"field": f"f{number}"}])
+        plain = decoder.to_plain(encode(message) or b"")
+        assert plain["after"]["v"] == date(1970, 1, 1)
+    assert len(decoder._converters_by_schema) <= 200
+
+
+class Order(Struct):
+    """A row, as a machine of the user takes it."""
+
+    id: int
+    amount: Decimal
+    day: date
+
+
+class Change(Struct):
+    """A message."""
+
+    op: str
+    after: Order | None = None
+    before: dict[str, Any] | None = None
+
+
+class Total(Struct):
+    """State and record."""
+
+    amount: float = 0.0
+
+
+class Adding(Machine[Total, Change, Total]):
+    """Adds up what is created."""
+
+    def start(self, session: str) -> Total:  # noqa: ARG002  # every session begins with nothing
+        return Total()
+
+    def apply(self, state: Total, message: Change) -> list[Total]:
+        if message.after is not None:
+            state.amount += float(message.after.amount)
+        return [Total(state.amount)]
+
+
+def test_a_machine_of_ones_own_takes_the_events_as_structs() -> None:
+    """With a schema values have their types; tombstones do not come."""
+    messages = [with_schema(event("c", row())), None, with_schema(event("d", None, row()))]
+    folded = fold(Adding, messages, decoder=DebeziumDecoder)
+    assert folded.records == [Total(1.25), Total(1.25)]
+    assert folded.findings == []
+
+
+def orders_stream(**fields: Any) -> MemoryStream:
+    """A stream in memory, with two partitions."""
+    toml_values: dict[str, Any] = {
+        "topics": "shop.public.orders",
+        "machine": "table",
+        "decoder": "debezium",
+        "table": {"key": ["id"], "columns": COLUMNS},
+        "debezium": {"decimals": "precise", "history": "whole"},
+        "output": {"path": "memory"},
+        **fields,
+    }
+    stream = parse_stream("orders", toml_values, "orders.toml")
+    world = MemoryStream(stream, lambda: stream.table_machine(decoder=debezium_decoder(stream)))
+    world.kafka.create("shop.public.orders", 2)
+    return world
+
+
+def test_each_partition_is_a_session_of_its_own() -> None:
+    """They are never taken for one session that moved."""
+    world = orders_stream(session="partition")
+    for number in (0, 1):
+        for op in ("r", "u"):
+            value = encode(event(op, row(id=number)))
+            world.kafka.produce("shop.public.orders", "k", value, partition=number)
+        assert world.run().findings == []
+    names = [list(world.sessions(partition)) for partition in sorted(world.accounts())]
+    assert names == [["partition-0"], ["partition-1"]]
+
+
+def test_trace_and_explain_show_the_event() -> None:
+    """As it was sent, with its row converted; a tombstone is shown as what it is."""
+    world = orders_stream()
+    for value in (event("r", row()), event("d", None, row()), None):
+        world.kafka.produce("shop.public.orders", KEY, encode(value), partition=0)
+    world.run()
+    partition = Partition("shop.public.orders", 0)
+    read, delete, tombstone = trace_steps(world, KEY, partition)
+    shown = step_values(world.machine(), read, 3)["message"]
+    assert (shown["op"], shown["after"]["day"]) == ("r", "2026-01-02")
+    assert shown["source"]["lsn"] == 26420888
+    assert (delete.outcome, tombstone.outcome) == ("applied", "skipped")
+    assert step_values(world.machine(), tombstone, 3)["message"]["ignored"] == "a tombstone"
+    (explanation,) = explain_row(world, "1")
+    assert [touch.message["op"] for touch in explanation.touches] == ["r", "d"]
+
+
+def test_the_plain_fold_takes_debezium_and_the_compiled_one_json(tmp_path: Path) -> None:
+    """Both through the stream file, and for any number of messages."""
+    write_example_files(tmp_path)
+    file = load_stream(str(tmp_path / "orders_cdc.toml"), tmp_path)
+    assert not can_use_compiled_fold(file.stream)
+    runner, fold_class = choose_machine(file.stream, lambda: load_runner(file), 10**9)
+    assert isinstance(runner, ChangeTable)
+    assert isinstance(runner.decoder, DebeziumDecoder)
+    assert fold_class is Fold
+    json_stream = {
+        "topics": "a",
+        "machine": "table",
+        "table": {"key": ["id"], "columns": {"id": "string"}},
+        "output": {"path": "memory"},
+    }
+    assert can_use_compiled_fold(parse_stream("a", json_stream, "a.toml"))
+    json_stream["session"] = "partition"
+    assert not can_use_compiled_fold(parse_stream("a", json_stream, "a.toml"))
+
+
+def test_the_example_of_the_page_passes_its_own_test(tmp_path: Path) -> None:
+    """A reader who copies the two files has a stream of ten lines, and a test of it."""
+    write_example_files(tmp_path)
+    module: Any = import_example(tmp_path, "test_orders_cdc")
+    module.test_an_order_changes_and_a_lost_change_is_found()
+    content = (tmp_path / "orders_cdc.toml").read_text()
+    stream = parse_stream("orders_cdc", tomllib.loads(content), "orders_cdc.toml")
+    assert stream.debezium.before_images == "full"
+    lines = [line for line in content.splitlines() if line and not line.startswith("#")]
+    assert len(lines) <= 10
+
+
+def test_a_machine_of_ones_own_may_have_a_session_per_partition() -> None:
+    """Its shape says so: saved state of sessions by key is not mixed with it."""
+    machine = UserMachine("m:Adding", Adding, has_session_per_partition=True)
+    assert machine.shape == "session by partition, sequence none"
