@@ -54,11 +54,16 @@ def test_without_an_outcome_a_code_is_a_kind_of_error(code: int, kind: type[Exce
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_an_outcome_is_the_error_that_the_command_ended_with(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], error: SeriatimError
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: SeriatimError,
 ) -> None:
     """Written by the command, read by the task: class, words, facts and findings; and the screen of
     the note.
     """
+    # A command with --json that an earlier test ran in this process leaves its choice behind.
+    monkeypatch.setattr(cli.Options, "json", False)
     path = tmp_path / "outcome.json"
     with pytest.raises(SystemExit) as ended:
         cli.fail(error, path)
