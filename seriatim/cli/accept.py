@@ -1,6 +1,6 @@
 """`seriatim accept` and `seriatim retire`: decisions of a person. The ledger keeps the reasons.
 
-Next: operations/accept.py, operations/restore.py and operations/retire.py do the work.
+Next: operations/accept.py does the work.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`seriatim check`: judge committed entries that were not judged yet, by suites of expectations.
 
-Next: operations/prove/check.py does it; operations/prove/suite_files.py finds the suites.
+Next: operations/prove/check.py does it; operations/prove/suite.py finds the suites.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`seriatim repair` and `seriatim backfill`: fold a range again, and replace its output in one
 commit.
 
-Next: operations/repair/plan.py makes the plan; operations/repair/repair.py applies it.
+Next: operations/repair/damage.py makes the plan; operations/repair/refold.py applies it.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import typer
 from seriatim import config, context, stream_files
 from seriatim.cli import print_json, print_notice
 from seriatim.cli.options import Json, StreamName
+from seriatim.errors import SeriatimError
 from seriatim.operations.report import REPORTS, build_report, report_key
 from seriatim.storage.store import Store, open_store
 from seriatim.stream_files import StreamFile
@@ -70,13 +71,13 @@ def write_run_report(file: StreamFile, since: int, sequence: int) -> None:
     """
     if sequence <= since:
         return
-    store = open_store(file.stream.output.path)
     try:
+        store = open_store(file.stream.output.path)
         key, last_entry = write_report(file, store, sequence, since)
         # Names have the entry with leading zeros, so they sort by age.
         oldest_first = [name for name, _ in store.keys(REPORTS) if name.endswith(".html")]
         store.delete(oldest_first[:-REPORTS_KEPT_MAX])
-    except OSError as error:
+    except (OSError, SeriatimError) as error:
         print_notice(f"{file.stream.name}: the report could not be written: {error}", report=None)
     else:
         path = f"{store.url}/{key}"

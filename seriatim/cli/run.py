@@ -235,11 +235,10 @@ def _prune_traces_afterwards(file: StreamFile, trace: tuple[str, ...]) -> Iterat
 def _prune_traces(file: StreamFile) -> None:
     """Delete the oldest traces, and print where the traces are."""
     name = file.stream.name
-    store = open_store(file.stream.output.path)
-    folder = f"{store.url}/traces"
+    folder = f"{file.stream.output.path}/traces"
     try:
-        traces.prune(store)
-    except OSError as error:  # that undoes no commit, so it is a notice only
+        traces.prune(open_store(file.stream.output.path))
+    except (OSError, SeriatimError) as error:  # that undoes no commit, so it is a notice only
         print_notice(f"{name}: old traces could not be deleted: {error}; look at {folder}")
     print_notice(f"{name}: traces are in {folder}")
 

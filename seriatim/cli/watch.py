@@ -227,14 +227,14 @@ class WatchRound:
             raise
         try:
             write_status_file(file, stream_status)
-        except OSError as error:  # a user who only watches may have no right to write there
+        except (OSError, ConfigError, PlatformError) as error:
+            # A user who only watches may have no right to write there.
             print_notice(
                 f"{file.stream.name}: the status file could not be written: {error}", status=None
             )
         return stream_status
 
     def _open_log(self, file: StreamFile) -> KafkaLog:
-
         if self.is_hurried:
             return context.log(file, self.settings, HURRIED_SECONDS)
         return context.log(file, self.settings)

@@ -209,11 +209,13 @@ class PartitionHistory(Struct):
                 ranges.append(OffsetRange(change.frontier, change.until))
         return ranges
 
-    def releases_by_hand(self) -> dict[int, tuple[str, ...]]:
-        """The sessions that a person released by hand, by the frontier at which it was done."""
+    def releases_by_hand(self, after_sequence: int) -> dict[int, tuple[str, ...]]:
+        """The sessions that a person released by hand after an entry, by the frontier at which it
+        was done.
+        """
         releases: dict[int, tuple[str, ...]] = {}
         for point in self.points_of_current_log():
-            if point.entry_type is not AcceptEntry:
+            if point.entry_type is not AcceptEntry or point.sequence <= after_sequence:
                 continue
             frontier = point.change.frontier
             for mark in point.change.marks:
@@ -431,7 +433,7 @@ class RewindChooser(Struct, frozen=True):
             sequence=sequence,
             frontier=frontier,
             commit_offsets=(frontier,),
-            releases_by_hand=self.history.releases_by_hand(),
+            releases_by_hand=self.history.releases_by_hand(sequence),
             passed_ranges=tuple(passed_ranges),
         )
 
@@ -503,13 +505,14 @@ class Rewind(Struct, frozen=True, kw_only=True):
         return latest
 
     def stage_end_offsets(self, offset: int) -> Iterator[int]:
-        """The offset where a stage ends, and the ends of the losses that begin there.
+        """The offset where a stage ends, and the ends of the losses that it lies in.
 
         Nothing is folded between these offsets, so the state is the same at all of them.
         """
         yield offset
         for passed in self.passed_ranges:
-            if passed.start == offset < passed.end:
+            # A session replay may have been stopped within the loss.
+            if passed.start <= offset < passed.end:
                 offset = passed.end
                 yield offset
 
@@ -616,11 +619,12 @@ def repeat_releases(
 ) -> tuple[File, ...]:
     """Release again what a person released where a stage ends; the state files after that.
 
-    At the start of a rewind there is nothing to do: the saved state has those releases.
+    This may be at the start of the rewind: the state that the release itself saved may be damaged,
+    and then the state of the entry before it, at the same frontier, is the base.
     """
     for end_offset in rewind.stage_end_offsets(offset):
         names = rewind.releases_by_hand.get(end_offset)
-        if not names or end_offset <= rewind.start:
+        if not names:
             continue
         released = released_again(state.load(files, names), rewind, end_offset, tier)
         if released:

@@ -111,6 +111,7 @@ class FileAudit:
             table = self._open_table("records", version)
             adds = pa.table(table.get_add_actions())
         except (DeltaError, *READ_ERRORS) as error:
+            self._raise_if_store_failed(error)
             raise UnreadableFileError(_first_line(error)) from None
         return {f"records/{unquote(path)}" for path in adds.column("path").to_pylist()}
 
@@ -126,12 +127,19 @@ class FileAudit:
                 sequence = _reached_sequence(table)
             except TableNotFoundError:
                 continue
-            except (DeltaError, *READ_ERRORS, KeyError, TypeError):
+            except (DeltaError, *READ_ERRORS, KeyError, TypeError) as error:
+                self._raise_if_store_failed(error)
                 paths = []
                 sequence = -1
             name = folder.removeprefix(OTHER_TABLE_PREFIX)
             tables[name] = (sequence, {f"{folder}/{unquote(path)}" for path in paths})
         return tables
+
+    def _raise_if_store_failed(self, error: Exception) -> None:
+        """A network that is down is no damage of a table."""
+        explained = self.store.explain_error(error)
+        if explained is not None:
+            raise explained from error
 
     def _other_table_folders(self) -> list[str]:
         return [name for name in self.store.folders("") if name.startswith(OTHER_TABLE_PREFIX)]

@@ -178,7 +178,9 @@ class RowScan:
         self._waiting.append(records.select(self.columns))
         self._waiting_paths.append(path)
         self._waiting_rows += records.num_rows
-        if self._waiting_rows > WAITING_RECORDS_MAX:
+        # As many as are known, too: then each record is grouped only a few times in all.
+        known_rows = 0 if self._last_records is None else self._last_records.num_rows
+        if self._waiting_rows > max(WAITING_RECORDS_MAX, known_rows):
             self._reduce()
 
     def finish(self, scanned: ScannedRecords) -> None:
@@ -213,9 +215,7 @@ class RowScan:
         self._last_records = records.take(pa.array(groups.last_rows()))
         self._waiting = []
         self._waiting_paths = []
-        # Counted half: if nearly all rows are distinct, reducing them again after each further
-        # table would cost more than it frees.
-        self._waiting_rows = self._last_records.num_rows // 2
+        self._waiting_rows = 0
 
     def _add_unlinked(self, records: pa.Table, unlinked: RowNumbers, known_rows: int) -> None:
         """Count records that are not linked. All of them are among those that waited."""

@@ -424,7 +424,14 @@ class SessionReplay:
         )
         self.point = point
         self.next_offset = account.frontier
-        self._rewind = self._chooser().rewind(request, account, point.sequence, frontier)
+        rewind = self._chooser().rewind(request, account, point.sequence, frontier)
+        # Releases of other sessions change nothing here, and each would end a reading of Kafka.
+        own_releases = {
+            offset: names
+            for offset, names in rewind.releases_by_hand.items()
+            if self.session_name in names
+        }
+        self._rewind = replace(rewind, releases_by_hand=own_releases)
         moved_sessions = {}
         if self.session_name in self.history.moved_sessions():
             moved_sessions[self.session_name] = self._home_partition()
@@ -438,6 +445,8 @@ class SessionReplay:
             headless_since=account.headless_since,
             moved_sessions=moved_sessions,
         )
+        # The base may be from before a release at the same frontier, whose own state is damaged.
+        self._release_again(self._rewind, account.frontier)
 
     def _home_partition(self) -> str:
         """The partition of the topic that has state of the session."""

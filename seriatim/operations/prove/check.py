@@ -216,6 +216,12 @@ class CheckAttempt:
         for manifest in store.entries(ledger.stream, ledger.judged_until):
             if manifest.entry.sequence <= ledger.sequence:
                 self.manifests.append(manifest)
+        self.changes: list[dict[str, Change]] = []
+        """The changes of each of these entries, by partition."""
+        for manifest in self.manifests:
+            self.changes.append(
+                {str(change.partition): change for change in manifest.entry.changes}
+            )
         self.judged_ledger = Ledger(stream=ledger.stream)
         self.partitions: list[JudgedPartition] = []
         entries = [manifest.entry for manifest in self.manifests]
@@ -279,20 +285,25 @@ class CheckAttempt:
     def _committed_files(
         self, judged: JudgedPartition, files: Iterable[File]
     ) -> tuple[CommittedFile, ...]:
-        """These files, each with the entry that named it since the last judged one."""
+        """These files, each with the entry that named it first since the last judged one. Later entries
+        name state files again that they did not write.
+        """
         committed_files = {
             file.path: CommittedFile.of_unread_entry(
                 file, self.result.judged_after, judged.partition
             )
             for file in files
         }
-        for manifest in self.manifests:
+        for manifest, changes in zip(self.manifests, self.changes, strict=True):
             entry = manifest.entry
-            for change in entry.changes:
-                for file in change.files():
-                    if change.partition == judged.partition and file.path in committed_files:
-                        committed_file = CommittedFile(file, entry.sequence, change, type(entry))
-                        committed_files[file.path] = committed_file
+            change = changes.get(str(judged.partition))
+            if change is None:
+                continue
+            for file in change.files():
+                known_file = committed_files.get(file.path)
+                if known_file is not None and known_file.entry_type is None:
+                    committed_file = CommittedFile(file, entry.sequence, change, type(entry))
+                    committed_files[file.path] = committed_file
         return tuple(committed_files.values())
 
     def _judge_partition(self, judged: JudgedPartition, proof: PartitionProof) -> None:
@@ -319,14 +330,14 @@ class CheckAttempt:
         name = str(judged.partition)
         tally = EvidenceTally(judged.partition, "dense")
         account = judged.previous_account
-        for manifest in self.manifests:
+        for manifest, changes in zip(self.manifests, self.changes, strict=True):
             account_after = manifest.ledger.partitions.get(name)
             if manifest is self.manifests[-1]:
                 account_after = judged.account
             if account is None and account_after is None:
                 continue  # The partition came later.
             entry = manifest.entry
-            for check in check_step(entry, name, account, account_after):
+            for check in check_step(entry, changes.get(name), account, account_after):
                 tally.add(check.to_difference(name, entry.sequence), offset=check.offset)
             account = account_after
         return tally.evidence

@@ -239,15 +239,13 @@ class RuleCheck(NamedTuple):
 
 def check_step(
     entry: Entry,
-    partition_name: str,
+    change: Change | None,
     account_before: Account | None,
     account_after: Account | None,
 ) -> Iterator[RuleCheck]:
-    """The rules that one entry breaks in the account of one partition."""
-    change = None
-    for entry_change in entry.changes:
-        if str(entry_change.partition) == partition_name:
-            change = entry_change
+    """The rules that one entry breaks in the account of one partition. `change` is the entry's change
+    of that partition; None if there is none.
+    """
     for check in _account_rules(entry, change, account_before, account_after):
         if check.expected != check.actual:
             yield check

@@ -319,12 +319,13 @@ def check_ledger_step(manifest: Manifest, previous_ledger: Ledger) -> Iterator[D
     """The ledger in a manifest is what its entry makes of the ledger before it, and certificates
     join without a hole.
     """
-    changes = {str(change.partition) for change in manifest.entry.changes}
+    changes = {str(change.partition): change for change in manifest.entry.changes}
     names = {*previous_ledger.partitions, *manifest.ledger.partitions, *changes}
     for partition_name in sorted(names):
         account_before = previous_ledger.partitions.get(partition_name)
         account_after = manifest.ledger.partitions.get(partition_name)
-        for check in check_step(manifest.entry, partition_name, account_before, account_after):
+        change = changes.get(partition_name)
+        for check in check_step(manifest.entry, change, account_before, account_after):
             yield check.to_difference(partition_name, manifest.entry.sequence)
 
 

@@ -994,6 +994,8 @@ class RepairPlanner:
         needed_paths = set(self.active_paths)
         for account in self.ledger.partitions.values():
             needed_paths |= {file.path for file in account.state}
+        for history in self.history.partitions.values():
+            needed_paths.update(history.other_record_files)
         committed_files = self._all_committed_files()
         candidates = [
             committed_files[path]

@@ -4,7 +4,7 @@ What is passed over is published as a gap of all sessions. Each session goes on 
 snapshot or proof (engine/rules.py). Records and state stay as they are, because nothing is
 known of what was lost. This module is pure: everything comes in as values.
 
-Next: ledger/model.py applies the change, like that of a repair; operations/repair/planner.py looks
+Next: ledger/model.py applies the change, like that of a repair; operations/repair/damage.py looks
 at Kafka, and operations/repair/refold.py commits.
 """
 

@@ -386,9 +386,15 @@ class RepairRun:
             request=request,
             changes=_unmoved_changes(head.ledger, partitions),
         )
-        head, committed = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)
-        # Only now: if placing it fails, `apply` must still find the hold of the attempt before.
+        # Before the commit: whoever stops the command while it commits is told this id.
+        previous_result = self.result
         self.result = RefoldResult(hold=hold)
+        try:
+            head, committed = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)
+        except BaseException:
+            # `apply` must still find the hold of the attempt before.
+            self.result = previous_result
+            raise
         if committed.sequence == self.history.sequence + 1 == head.ledger.sequence:
             self.history.add_entry(Manifest(entry=committed, ledger=head.ledger))
         crash_point("held")
@@ -913,7 +919,9 @@ class RepairRun:
                 sequence = head.ledger.sequence
                 note = Intent(
                     partition=partition,
-                    attempt=f"found-{sequence}",
+                    # Not the name of the sweep's own notes: its note of the same entry would
+                    # replace this one.
+                    attempt=f"replaced-{self.result.hold}",
                     sequence=sequence,
                     records=tuple(replaced_paths),
                 )
