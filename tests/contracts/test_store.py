@@ -223,9 +223,16 @@ def test_a_writer_that_gives_up_does_not_disturb_another_of_its_key(store: Store
     first, second = store.writer("x"), store.writer("x")
     second.write(b"second")
     first.close()
-    assert list(store.unfinished_keys("")) == ["x"]
     second.finish()
     assert store.read("x") == b"second"
+
+
+def test_a_writer_that_gives_up_leaves_the_draft_of_another(store_with_drafts: Store) -> None:
+    """What the other one began is still listed."""
+    first, second = store_with_drafts.writer("x"), store_with_drafts.writer("x")
+    second.write(b"second")
+    first.close()
+    assert list(store_with_drafts.unfinished_keys("")) == ["x"]
 
 
 def test_parquet_is_written_and_read_in_parts(store: Store) -> None:
