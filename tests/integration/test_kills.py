@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import cycle, product
 
 import pytest
@@ -111,9 +112,11 @@ def test_a_killed_worker_is_platform_trouble(lab: Lab, topic: Callable[..., str]
             for child in me.children(recursive=True)
             if "seriatim.spark_daemon" in _words(child)
         ]
-        if len(workers) > 1:
-            workers[-1].kill()
-            break
+        # The first one is the daemon, which forks the others. One that is killed while it waits for
+        # work is forked anew, so they are killed until the run has ended.
+        for worker in workers[1:]:
+            with suppress(psutil.NoSuchProcess):
+                worker.kill()
         time.sleep(0.05)
     _, errors = process.communicate(timeout=900)
 
