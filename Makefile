@@ -4,9 +4,9 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
 
-# The first Python that is new enough; `make setup PYTHON=...` takes another.
+# The first Python of a version that will do; `make setup PYTHON=...` takes another.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && { echo $$p; break; }; done)
 RUN := .venv/bin/python -m
 CHECKED := $(wildcard dags plugins spark_apps)
 
@@ -31,7 +31,7 @@ setup: $(STAMP) ## .venv with the locked packages, the JARs, the compiled fold; 
 	@$(RUN) seriatim.fast
 
 $(STAMP):
-	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer on PATH: install one, or make setup PYTHON=/path/to/python"; exit 2; }
+	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 on PATH: install 3.11, or make setup PYTHON=/path/to/python"; exit 2; }
 	@java="$${JAVA_HOME:+$$JAVA_HOME/bin/}java"; command -v "$$java" >/dev/null || \
 		{ echo "no Java ($$java): install Java 17 or 21 first, or set JAVA_HOME to one"; exit 2; }
 	@rm -f .venv/.ready-*
@@ -91,12 +91,16 @@ bench: setup ## CPU per message, ours beside its peers: make bench SCALE=0.25 RO
 		$(if $(AGAINST),--against $(AGAINST))
 
 .PHONY: demo
-demo: setup ## A living system: Kafka, Airflow, a producer, mails; Ctrl-C ends it, the next one goes on
-	@$(RUN) seriatim.demo.stage
+demo: setup ## A living system: Kafka, Airflow, a producer, mails; other ports: make demo PORT=18080
+	@$(RUN) seriatim.demo.stage up $(if $(PORT),--port $(PORT))
 
 .PHONY: demo-break
 demo-break: $(STAMP) ## Damage messages of the running demo on their way to Kafka
 	@$(RUN) seriatim.demo.stage break
+
+.PHONY: demo-stop
+demo-stop: ## End the demo, and what a demo that was killed has left running
+	@$(RUN) seriatim.demo.stage stop
 
 .PHONY: clean
 clean: ## Remove .venv and what tools left; caches under SERIATIM_HOME stay

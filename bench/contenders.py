@@ -28,8 +28,8 @@ from bench.data import MESSAGE_BYTES, PARTITIONS, TOPIC, WARM_TOPIC
 from bench.java_peers import CannotRunError
 from bench.meter import Meter
 from seriatim import config, context, stream_files
-from seriatim.demo.producer import create_topics
 from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.kafka.sending import create_topics
 from seriatim.kafka.spark_reader import MESSAGE_COLUMNS, SparkReader
 from seriatim.operations.run import FoldRun
 from seriatim.ports import ReadOptions
@@ -51,12 +51,10 @@ sequence = "seq"
 [output]
 path = "OUT"
 """
-READ = """[slice]
-read = "{}"
+READ_BY_SPARK = """[slice]
+read = "spark"
 """
-"""`task` is what the documents advise for large streams; `spark`, through Spark's own source, is the
-default.
-"""
+"""Spark's own Kafka source in place of the default."""
 QUIX_LOCK = Path(__file__).parent / "quix.lock"
 
 
@@ -187,10 +185,10 @@ def flink(run: ContenderRun, state_backend: str) -> WarmContender:
 
 CONTENDERS: dict[str, Callable[[ContenderRun], WarmContender]] = {
     "floor": floor,
-    "table": lambda run: ours(run, TABLE + READ.format("task"), answer.OUR_COLUMN_NAMES),
-    "machine": lambda run: ours(run, MACHINE + READ.format("task"), {}),
-    "table-spark": lambda run: ours(run, TABLE + READ.format("spark"), answer.OUR_COLUMN_NAMES),
-    "machine-spark": lambda run: ours(run, MACHINE + READ.format("spark"), {}),
+    "table": lambda run: ours(run, TABLE, answer.OUR_COLUMN_NAMES),
+    "machine": lambda run: ours(run, MACHINE, {}),
+    "table-spark": lambda run: ours(run, TABLE + READ_BY_SPARK, answer.OUR_COLUMN_NAMES),
+    "machine-spark": lambda run: ours(run, MACHINE + READ_BY_SPARK, {}),
     "spark-apply": lambda run: spark_python(run, "apply"),
     "spark-transform": lambda run: spark_python(run, "transform"),
     "spark-scala": spark_scala,

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from confluent_kafka import Producer
 
-from seriatim.demo.producer import create_topics
+from seriatim.kafka.sending import create_topics
 
 TOPIC = "bench-a"
 PARTITIONS = 8

@@ -1,7 +1,7 @@
 """Whole runs of the command line on a broker of their own: memory by backlog, the idle run,
 sessions without new messages, a repair.
 
-    python -m bench.whole backlog --messages 1000000 20000000 --read spark task
+    python -m bench.whole backlog --messages 1000000 20000000 --read task spark
     python -m bench.whole idle
     python -m bench.whole sessions
     python -m bench.whole repair
@@ -31,7 +31,7 @@ from bench.data import TOPIC, produce, send
 from bench.growth import current_load, snapshot, update
 from bench.meter import Meter
 from bench.run import RESULTS, print_progress, temporary_broker
-from seriatim.demo.producer import create_topics
+from seriatim.kafka.sending import create_topics
 
 SAVED_FIGURES = ("seen_cpu_seconds", "wall_seconds", "peak_memory_mb")
 TOUCHED_SESSIONS = 1000
@@ -170,8 +170,8 @@ def main() -> None:
     parser.add_argument(
         "--read",
         nargs="+",
-        default=["spark"],
-        choices=["spark", "task"],
+        default=["task"],
+        choices=["task", "spark"],
         help="slice.read, one or both",
     )
     parser.add_argument(

@@ -56,6 +56,7 @@ with DAG(
     )
     approve = ApproveOperator(
         task_id="approve",
+        plan_task_id="plan",
         subject="Repair {{ params.stream }}?",
         body="{{ ti.xcom_pull(task_ids='plan')['text'] }}",
         response_timeout=timedelta(days=3),

@@ -19,7 +19,7 @@ from seriatim import config, stream_files
 from seriatim.airflow.command import common_task_arguments, schedule_arguments
 from seriatim.airflow.failure_callback import FailureCallback
 from seriatim.airflow.fold import FoldOperator
-from seriatim.airflow.operators import CheckOperator, PlanOperator, PublishOperator
+from seriatim.airflow.operators import AFTER_FOLD, CheckOperator, PlanOperator, PublishOperator
 from seriatim.airflow.params import stream_params
 from seriatim.errors import ConfigError
 from seriatim.stream_files import StreamFile
@@ -40,7 +40,7 @@ def stream_dag(file: StreamFile) -> DAG:
         description=f"{stream.topics} → {stream.machine} → {stream.output.path}",
         doc_md=stream_files.describe_stream(file),
         tags=["seriatim", f"tier {stream.tier}"],
-        **schedule_arguments(stream.schedule.cron),
+        **schedule_arguments(stream.schedule.cron, stream.schedule.timezone),
         on_failure_callback=on_failure,
         on_success_callback=on_success,
         # broken_streams.py runs this file, too, and must not own the DAGs.
@@ -51,16 +51,18 @@ def stream_dag(file: StreamFile) -> DAG:
             task_id="fold", **common, max_active_tis_per_dag=1, execution_timeout=timedelta(days=1)
         )
         check = CheckOperator(
-            task_id="check", **common, trigger_rule="all_done", execution_timeout=timedelta(hours=6)
+            task_id="check", **common, trigger_rule=AFTER_FOLD, execution_timeout=timedelta(hours=6)
         )
         publish = PublishOperator(
             task_id="publish",
             **common,
-            trigger_rule="all_done",
+            trigger_rule=AFTER_FOLD,
             execution_timeout=timedelta(hours=6),
         )
         all_succeeded = EmptyOperator(task_id="done", owner=common["owner"])
         plan >> fold >> check >> publish
+        # By their rule, check and publish run only if this one succeeded.
+        plan >> [check, publish]
         [fold, check, publish] >> all_succeeded
     # Given to the DAG when it is made, they would be validated, and copied for each task, which takes
     # most of the time of parsing this file.

@@ -1,9 +1,12 @@
 """The pages in Airflow: an entry in the navigation, a tab on each DAG, a tab on each run.
 
 Airflow loads plugins in all its processes. So the app is made by its first request, which only the
-API server gets. A user who may see a DAG may see the pages of its stream.
+API server gets. A user who may see a DAG may see the pages of its stream. A stream file that is broken
+has no DAG: it is shown to users who may see Airflow's import errors, of which it is one.
 
-Next: seriatim/web/app.py has the pages.
+The plugin also explains refused trigger forms: Airflow would answer with the whole schema of a field.
+
+Next: seriatim/web/app.py has the pages; seriatim/web/refusals.py explains refused forms.
 """
 
 from __future__ import annotations
@@ -18,7 +21,9 @@ from urllib.parse import urlsplit
 from airflow.configuration import conf
 from airflow.plugins_manager import AirflowPlugin
 
+from seriatim import config, stream_files
 from seriatim.web.address import MOUNT
+from seriatim.web.refusals import ExplainedRefusals
 
 FOLDER = Path(__file__).resolve().parent.parent
 MOUNT_PATH = urlsplit(conf.get("api", "base_url", fallback="")).path.rstrip("/") + MOUNT
@@ -42,7 +47,7 @@ class LazyPageApp:
 def create_page_app() -> Any:
     """The pages, behind Airflow's login and DAG permissions."""
     from airflow.api_fastapi.app import get_auth_manager
-    from airflow.api_fastapi.auth.managers.models.resource_details import DagDetails
+    from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagDetails
     from airflow.api_fastapi.core_api.security import get_user
     from airflow.models.dag import DagModel
     from airflow.models.dagrun import DagRun
@@ -50,7 +55,6 @@ def create_page_app() -> Any:
     from fastapi import Depends
     from sqlalchemy import select
 
-    from seriatim import config
     from seriatim.web.app import RunSpan, create_app
     from seriatim.web.read import PageReader
 
@@ -67,9 +71,18 @@ def create_page_app() -> Any:
             return bool(manager.is_authorized_dag(method="GET", details=details, user=self.user))
 
         def may_see_of(self, names: list[str]) -> list[str]:
-            """The names whose DAG Airflow would list."""
-            dag_ids = get_auth_manager().get_authorized_dag_ids(user=self.user, method="GET")
-            return [name for name in names if name in dag_ids]
+            """The names whose DAG Airflow would list, and those of broken files, if the user may see
+            import errors.
+            """
+            manager = get_auth_manager()
+            visible = set(manager.get_authorized_dag_ids(user=self.user, method="GET"))
+            view = AccessView.IMPORT_ERRORS
+            if manager.is_authorized_view(access_view=view, user=self.user):
+                query = select(DagModel.dag_id).where(DagModel.dag_id.in_(names))
+                with create_session() as session:
+                    names_with_dag = set(session.scalars(query))
+                visible |= set(names) - names_with_dag
+            return [name for name in names if name in visible]
 
     logged_in_user = Depends(get_user)
 
@@ -92,11 +105,23 @@ def create_page_app() -> Any:
     return create_app(PageReader(settings.streams, time.time), gate, span)
 
 
+def list_streams() -> list[str]:
+    """The names of all streams."""
+    return stream_files.list_streams(config.load_settings(folder=FOLDER).streams)
+
+
 class SeriatimPage(AirflowPlugin):  # type: ignore[misc]  # Airflow is Any to us
     """What the plugin adds to Airflow."""
 
     name = "seriatim"
     fastapi_apps = [{"app": LazyPageApp(), "url_prefix": MOUNT, "name": "Seriatim"}]  # noqa: RUF012  # Airflow's own shape
+    fastapi_root_middlewares = [  # noqa: RUF012
+        {
+            "middleware": ExplainedRefusals,
+            "kwargs": {"list_streams": list_streams},
+            "name": "Seriatim",
+        }
+    ]
     external_views = [  # noqa: RUF012
         {
             "name": "Seriatim",

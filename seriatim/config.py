@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import tomllib
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,6 +23,12 @@ ENVIRONMENT_PREFIX = "SERIATIM_"
 OUTCOME = f"{ENVIRONMENT_PREFIX}OUTCOME"
 """The variable with the path of the file in which a command leaves its outcome for the process that
 started it. It is not a setting for people.
+"""
+
+
+CONNECTIONS = f"{ENVIRONMENT_PREFIX}CONNECTIONS"
+"""The variable with the path of a file of named Kafka clusters and stores. It has secrets, and each
+process reads it by itself, also on workers; so it is no setting of seriatim.toml.
 """
 
 
@@ -38,6 +45,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A file of Kafka client settings (TLS, SASL), one KEY=VALUE per line."""
     spark_master: str = "local[*]"
     spark_driver_memory: str = "2g"
+    spark_remote: str = ""
+    """The address of a Spark Connect server (sc://HOST:PORT) that folds in place of `spark_master`."""
     ivy_settings: Path | None = None
     """Your own Ivy settings file: a mirror, credentials."""
     smtp: str = ""
@@ -98,7 +107,7 @@ def load_settings(environ: dict[str, str] | None = None, folder: Path | None = N
         path = Path(getattr(settings, name))
         paths[name] = root / expand_user(path, f"settings: {name}", advice)
     outbox = settings.outbox
-    if not outbox.startswith("s3://"):
+    if "://" not in outbox:
         outbox = str(paths["outbox"])
     return msgspec.structs.replace(
         settings, home=paths["home"], streams=paths["streams"], outbox=outbox
@@ -136,8 +145,100 @@ def store_environment() -> dict[str, str]:
     """The variables with the options of an object store. They are no settings of seriatim.toml: each
     process that opens the store has its own, also on workers.
     """
-    prefixes = ("AWS_", f"{ENVIRONMENT_PREFIX}STORE_")
+    prefixes = ("AWS_", "GOOGLE_", "AZURE_", f"{ENVIRONMENT_PREFIX}STORE_", CONNECTIONS)
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+
+
+def registry_environment() -> dict[str, str]:
+    """The variables with the settings of the schema registry. As those of an object store, they are
+    each process's own.
+    """
+    prefix = f"{ENVIRONMENT_PREFIX}REGISTRY_"
+    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+
+
+def read_private_settings(
+    path: Path, variable: str, allowed: Collection[str], prefix: str = ""
+) -> dict[str, str]:
+    """The settings of a file of NAME=VALUE lines that only its owner can read. `variable` names the
+    file. Names may be written with or without `prefix`. A line is never shown: it may have a secret.
+    """
+    try:
+        mode = path.stat().st_mode
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{variable}: {path}: {reason}", next=f"fix {variable}") from None
+    if mode & 0o077:
+        raise ConfigError(f"{variable}: {path} can be read by others", next=f"chmod 600 {path}")
+    settings: dict[str, str] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        if not text or text.startswith("#"):
+            continue
+        name, _, value = text.partition("=")
+        name = prefix + name.strip().lower().removeprefix(prefix)
+        if name not in allowed or not value.strip():
+            raise ConfigError(
+                f"{variable}: {path}: line {number} is no setting",
+                allowed=", ".join(sorted(allowed)),
+                next="write NAME=VALUE",
+            )
+        settings[name] = value.strip()
+    return settings
+
+
+def named_connection(
+    kind: Literal["kafka", "store"], name: str, environ: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The options of a named Kafka cluster or store, by their names in small letters.
+
+    1. The section `[kafka.NAME]` or `[store.NAME]` of the file that SERIATIM_CONNECTIONS names.
+    2. Variables like SERIATIM_KAFKA_NAME_BOOTSTRAP_SERVERS, which win.
+
+    A name that has neither is refused.
+    """
+    if environ is None:
+        environ = os.environ
+    # 1. The file.
+    path = environ.get(CONNECTIONS, "")
+    options: dict[str, str] = {}
+    if path:
+        options.update(_read_connections_file(Path(path), kind).get(name, {}))
+    # 2. The environment.
+    prefix = f"{ENVIRONMENT_PREFIX}{kind.upper()}_{name.upper()}_"
+    for variable, value in environ.items():
+        if variable.startswith(prefix) and value:
+            options[variable.removeprefix(prefix).lower()] = value
+    if not options:
+        raise ConfigError(
+            f"there is no {kind} named {name!r}",
+            next=f"write a section [{kind}.{name}] into the file that {CONNECTIONS} names,"
+            f" or set {prefix}…",
+        )
+    return options
+
+
+def _read_connections_file(path: Path, kind: str) -> dict[str, dict[str, str]]:
+    """The sections of one kind, by name. Only the owner may read the file: it has secrets."""
+    try:
+        mode = path.stat().st_mode
+        sections = tomllib.loads(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{CONNECTIONS}: {path}: {reason}", next=f"fix {CONNECTIONS}") from None
+    except tomllib.TOMLDecodeError:
+        # The error itself may quote a line that has a secret.
+        raise ConfigError(f"{CONNECTIONS}: {path} is not TOML", next=f"fix {path}") from None
+    if mode & 0o077:
+        raise ConfigError(f"{CONNECTIONS}: {path} can be read by others", next=f"chmod 600 {path}")
+    try:
+        return msgspec.convert(sections, dict[str, dict[str, dict[str, str]]]).get(kind, {})
+    except msgspec.ValidationError:
+        raise ConfigError(
+            f"{CONNECTIONS}: {path}: values other than texts in sections like [{kind}.NAME]",
+            next=f"fix {path}",
+        ) from None
 
 
 def take_outcome_path() -> Path | None:

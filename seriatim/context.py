@@ -15,12 +15,12 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -75,13 +75,15 @@ class SparkFoldTask(Struct):
     traced_sessions: tuple[str, ...] = ()
     """Sessions that are traced while they are folded."""
 
-    def __call__(self, partition: Partition, batches: Iterable[pa.RecordBatch]) -> bytes:
-        """Fold one partition's batches."""
+    def __call__(
+        self, partition: Partition, offset_range: OffsetRange, batches: Iterable[pa.RecordBatch]
+    ) -> bytes:
+        """Fold the batches of one range."""
         import gc
 
         from pyspark import TaskContext
 
-        from seriatim.engine.task import run_task
+        from seriatim.engine.task import find_work, run_task
         from seriatim.fast.helpers.fold import with_helpers
         from seriatim.storage.arrow import message_batches
 
@@ -89,7 +91,7 @@ class SparkFoldTask(Struct):
         config.arm_crash_point(self.crash_point, self.driver_pid)
         spark_context = TaskContext.get()
         attempt_number = spark_context.taskAttemptId() if spark_context else 0
-        work: PartitionWork = self.works[partition]
+        work = find_work(self.works, partition, offset_range)
         # Spark may run the same task twice at once: each attempt writes files of its own.
         work = replace(work, attempt=f"{work.attempt}-{attempt_number}")
         # The fold makes millions of objects without cycles, which the collector would walk in vain.
@@ -169,6 +171,35 @@ def hole_explainer(file: StreamFile, kafka: dict[str, str]) -> Explain:
     return explain
 
 
+class ReaderChoice(Struct, frozen=True):
+    """Who reads Kafka for a stream, and why."""
+
+    reader: Literal["task", "spark"]
+    text: str
+    """One line for the log."""
+
+
+def choose_reader(stream: Stream, settings: Settings, kafka: Mapping[str, str]) -> ReaderChoice:
+    """Each task reads its own range, unless the stream file or Kafka's settings ask for Spark's own
+    source.
+    """
+    read = stream.slice.read
+    has_kerberos = kafka.get("sasl.mechanism", "").upper() == "GSSAPI"
+    if read == "spark" or (read is None and has_kerberos):
+        reason = 'slice.read = "spark"' if read else "its login is Kerberos"
+        if settings.spark_remote:
+            raise ConfigError(
+                f"{stream.name}: Spark Connect cannot read Kafka by Spark's own source ({reason})",
+                next='unset SERIATIM_SPARK_REMOTE, or say slice.read = "task"',
+            )
+        return ReaderChoice("spark", f"Kafka is read by Spark's own source: {reason}")
+    if settings.spark_remote:
+        reason = "under Spark Connect a query's batches would run on the server"
+        return ReaderChoice("task", f"Kafka is read by the tasks, slices are cut here: {reason}")
+    reason = f'slice.read = "{read}"' if read else "the default"
+    return ReaderChoice("task", f"Kafka is read by the tasks, Spark plans the slices: {reason}")
+
+
 class LazySpark:
     """Reads Kafka through Spark, which is started with the first read: an idle run needs no Spark."""
 
@@ -177,22 +208,40 @@ class LazySpark:
         self.settings = settings
         self.print_line = print_line
         self.spark: Any = None
+        self.shared_with: tuple[Stream, ...] = ()
+        """Further streams of this process, which are folded by the same Spark before or after. If there
+        are any, `stop` leaves it running for them.
+        """
+        self._opened_reader: SparkReader | TaskReader | None = None
         self.traced_sessions: tuple[str, ...] = ()
         self.compiler_process: subprocess.Popen[bytes] | None = None
 
     def _reader(self) -> SparkReader | TaskReader:
+        """The reader. It is chosen, and the choice is said, when the first messages are read."""
+        if self._opened_reader is None:
+            self._opened_reader = self._open_reader()
+        return self._opened_reader
+
+    def _open_reader(self) -> SparkReader | TaskReader:
         from seriatim.kafka.spark_reader import SparkReader, TaskReader
         from seriatim.kafka.task_reader import KafkaRangeReader
 
         stream = self.file.stream
-        kafka = kafka_client(self.settings)
+        kafka = kafka_client(self.settings, stream.kafka)
+        choice = choose_reader(stream, self.settings, kafka)
+        self.print_line(f"{stream.name}: {choice.text}")
         if self.spark is None:
-            self.spark = spark_session(stream.name, self.settings, self.print_line, stream=stream)
-        if stream.slice.read == "task":
-            read_range = KafkaRangeReader(kafka, stream.isolation)
-            return TaskReader(self.spark, read_range, self._read_bounds)
-        java_settings = client.java_settings({**kafka, "isolation.level": stream.isolation})
-        return SparkReader(self.spark, java_settings)
+            streams = (stream, *self.shared_with)
+            self.spark = spark_session(stream.name, self.settings, self.print_line, streams=streams)
+        if choice.reader == "spark":
+            java_settings = client.java_settings({**kafka, "isolation.level": stream.isolation})
+            return SparkReader(self.spark, java_settings)
+        return TaskReader(
+            self.spark,
+            KafkaRangeReader(kafka, stream.isolation),
+            self._read_bounds,
+            has_queries=not self.settings.spark_remote,
+        )
 
     def _read_bounds(self) -> Mapping[Partition, Bounds]:
         return log(self.file, self.settings).bounds(self.file.stream.topics)
@@ -213,21 +262,19 @@ class LazySpark:
 
     def kill(self) -> None:
         """End Spark at once, without output. A JVM that is still starting ends together with us."""
-        if self.spark is None:
+        if self.spark is None or self.settings.spark_remote:
             return
         jvm_process = self.spark.sparkContext._gateway.proc
         if jvm_process is not None:
             jvm_process.kill()
 
     def stop(self) -> None:
-        """End Spark, if it was started."""
+        """End Spark, if it was started and no other stream needs it."""
         if self.compiler_process is not None:
             self.compiler_process.terminate()
             self.compiler_process.wait()
-        if self.spark is not None:
-            from seriatim.kafka.spark_reader import stop_spark_session
-
-            stop_spark_session(self.spark)
+        if self.spark is not None and not self.shared_with:
+            end_spark_session(self.spark)
 
     def make_task(self, works: dict[Partition, Any], kafka: dict[str, str]) -> SparkFoldTask:
         """The task of a slice. If a compiled fold would be faster and is not compiled yet, it is
@@ -292,7 +339,7 @@ class ConnectedStream:
     @cached_property
     def kafka_client(self) -> dict[str, str]:
         """Kafka client settings."""
-        return kafka_client(self.settings)
+        return kafka_client(self.settings, self.stream.kafka)
 
     @cached_property
     def log(self) -> KafkaLog:
@@ -388,11 +435,9 @@ class ConnectedStream:
 
 def open_for_fold(file: StreamFile, settings: Settings, print_line: PrintLine) -> ConnectedStream:
     """Open a stream to fold it. Refuses a machine whose further records have other columns than
-    their tables, before anything is written; and a bucket in which two runs could overwrite each
-    other, before the first entry is written there.
+    their tables, before anything is written. A bucket in which two runs could overwrite each other
+    is refused by the ledger, before it writes its first entry there.
     """
-    if stream_files.is_in_bucket(file.stream) and not has_ledger(file):
-        refuse_unsafe_bucket(file)
     open_stream = ConnectedStream(file, settings, writes_records=True, print_line=print_line)
     _refuse_other_columns(open_stream.derived)
     return open_stream
@@ -405,25 +450,18 @@ def has_ledger(file: StreamFile) -> bool:
     return "_delta_log" in open_store(file.stream.output.path).folders("records/")
 
 
-def refuse_unsafe_bucket(file: StreamFile) -> None:
-    """Refuse an output in a bucket where this process cannot write, or whose server does not hold
-    `create`.
-    """
-    from seriatim.storage.object_store import open_object_store, refuse_unsafe_store
-
-    refuse_unsafe_store(open_object_store(file.stream.output.path))
-
-
 def new_attempt() -> str:
     """A unique name for one attempt."""
     return uuid.uuid4().hex[:12]
 
 
-def log(file: StreamFile, settings: Settings, timeout_seconds: float = 20.0) -> KafkaLog:
-    """Kafka's log, for discovery."""
+def log(file: StreamFile | None, settings: Settings, timeout_seconds: float = 20.0) -> KafkaLog:
+    """Kafka's log, for discovery. Without a stream it is seen as streams see it by default."""
     from seriatim.kafka.log import KafkaLog
 
-    return KafkaLog(kafka_client(settings), file.stream.isolation, timeout_seconds)
+    isolation = file.stream.isolation if file else "read_committed"
+    kafka_name = file.stream.kafka if file else ""
+    return KafkaLog(kafka_client(settings, kafka_name), isolation, timeout_seconds)
 
 
 def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:
@@ -460,6 +498,7 @@ def record_files(
         output.partition_by,
         values_are_checked=values_are_checked,
         other_tables=runner.other_columns,
+        file_bytes=output.file_bytes_target,
     )
 
 
@@ -467,8 +506,10 @@ def state(file: StreamFile) -> ParquetState:
     """The stream's state files."""
     from seriatim.storage.state_files import ParquetState
 
-    stream = file.stream
-    return ParquetState(output_store(file), stream.name, stream.output.compression)
+    output = file.stream.output
+    return ParquetState(
+        output_store(file), file.stream.name, output.compression, output.file_bytes_target
+    )
 
 
 def outbox(stream: str, settings: Settings) -> StoreOutbox:
@@ -520,15 +561,21 @@ def spark_session(
     print_line: PrintLine,
     extra_settings: Mapping[str, str] | None = None,
     *,
-    stream: Stream | None = None,
+    streams: Sequence[Stream] = (),
 ) -> Any:
-    """A Spark session with our JARs. Under spark-submit it is the session that this has started.
-    Refuses an environment in which Spark is known to break.
+    """A Spark session with our JARs. Under spark-submit it is the session that this has started, and
+    with `spark_remote` one on that server. Refuses an environment in which Spark is known to break.
     """
     from seriatim import spark_settings
     from seriatim.embedded import doctor, jars
-    from seriatim.kafka.spark_reader import create_spark_session, create_submitted_session
+    from seriatim.kafka.spark_reader import (
+        create_remote_session,
+        create_spark_session,
+        create_submitted_session,
+    )
 
+    if settings.spark_remote:
+        return create_remote_session(settings.spark_remote)
     doctor.refuse_broken_environment(config.child_environment())
     if config.is_spark_submitted():
         return create_submitted_session(name)
@@ -537,7 +584,7 @@ def spark_session(
     master = settings.spark_master
     all_settings: dict[str, str] = {}
     if master.startswith("local"):
-        all_settings |= spark_settings.local_spark_settings(stream)
+        all_settings |= spark_settings.local_spark_settings(*streams)
     all_settings |= extra_settings or {}
     with _restore_sigint(), quiet_java():
         return create_spark_session(
@@ -545,9 +592,21 @@ def spark_session(
             master,
             settings.spark_driver_memory,
             jar_paths,
-            spark_settings.java_options(stream),
+            spark_settings.java_options(*streams),
             all_settings,
         )
+
+
+def end_spark_session(session: Any, *, with_jvm: bool = False) -> None:
+    """End a Spark session. `with_jvm`: its JVM may be dead or out of memory, so another session of
+    this process must start a new one.
+    """
+    from seriatim.kafka.spark_reader import discard_spark_session, stop_spark_session
+
+    if with_jvm:
+        discard_spark_session(session)
+    else:
+        stop_spark_session(session)
 
 
 @contextmanager
@@ -561,8 +620,12 @@ def _restore_sigint() -> Iterator[None]:
             signal.signal(signal.SIGINT, sigint_action)
 
 
-def kafka_client(settings: Settings) -> dict[str, str]:
-    """Kafka client settings, for the servers of the settings or the embedded broker of this home."""
+def kafka_client(settings: Settings, name: str = "") -> dict[str, str]:
+    """Kafka client settings, for the cluster of this name; without one, for the servers of the
+    settings or the embedded broker of this home.
+    """
+    if name:
+        return client.named_client_settings(name, config.named_connection("kafka", name))
     servers = settings.kafka_bootstrap_servers or _embedded_servers(settings)
     return {**client.read_client_settings(settings.kafka_config), "bootstrap.servers": servers}
 

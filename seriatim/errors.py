@@ -2,6 +2,7 @@
 
 SeriatimError
  ├─ ConfigError          exit 2   fix a file or an argument
+ │   └─ MissingTopicsError        no topic of the stream is there yet
  ├─ IntegrityError       exit 3   the data is damaged: read the findings, repair; never retried
  │   └─ DamagedFileError          a committed file is not as committed; `path` says which
  ├─ PlatformError        exit 4   Kafka, Spark, disk or network: retry, then look at the infrastructure
@@ -52,6 +53,12 @@ class ConfigError(SeriatimError):
 
     exit_code = 2
     title = "ConfigError"
+
+
+class MissingTopicsError(ConfigError):
+    """No topic matches a stream that was never run. Its topics may come later, or their name in the
+    stream file is wrong; only a person can tell.
+    """
 
 
 class IntegrityError(SeriatimError):

@@ -29,12 +29,15 @@ from seriatim.ledger.replaced_files import Intent
 from seriatim.stream import Stream
 from seriatim.workers import Workers
 
-Task = Callable[[Partition, Iterable[MessageBatch]], bytes]
-"""Runs in the worker that has the messages of one partition. Its result is sent to the driver."""
+Task = Callable[[Partition, OffsetRange, Iterable[MessageBatch]], bytes]
+"""Runs in the worker that has the messages of one range. Its result is sent to the driver."""
 
 
 class Log(Protocol):
     """Kafka, as discovery sees it."""
+
+    cluster_id: str
+    """The id of the cluster, known after a call of `bounds`; empty: the cluster does not say it."""
 
     def bounds(self, pattern: str) -> dict[Partition, Bounds]:
         """The bounds of every partition of every topic whose whole name matches."""
@@ -109,6 +112,11 @@ class UnreadableMessageError(SourceFailedError):
 
 class RecordStore(TaskRecords, Protocol):
     """Writes, lists and deletes record files. A file is invisible until a commit names it."""
+
+    lists_cheaply: bool
+    """Whether a run may list files after every slice. In a bucket each listing is a request, so there
+    orphans stay until the next compaction.
+    """
 
     def paths(self, partition: Partition) -> list[str]:
         """The paths of all files of a partition: records, state and quarantine. Those that a killed
@@ -324,8 +332,13 @@ class DerivedStore(Protocol):
         `expected`, or raise `CommitConflictError`.
         """
 
-    def note_up_to_date(self, entry: EntryMark) -> None:
-        """Store that both tables are up to date with this entry, where nothing had to be put."""
+    def note_up_to_date(self, entry: EntryMark, open_gaps: int) -> None:
+        """Store that both tables are up to date with this entry, where nothing had to be put, and how
+        many gaps are open.
+        """
+
+    def noted_open_gaps(self, applied: AppliedVersion) -> int | None:
+        """How many gaps were open when a version of the table `gaps` was noted; None: not known."""
 
 
 class CurrentStore(Protocol):
@@ -351,6 +364,14 @@ class CurrentStore(Protocol):
 
 class UnreadableFileError(Exception):  # not a SeriatimError: verify reports what it means
     """A file is missing, or is not valid in its own format."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
 
 
 class AddedFile(Struct, frozen=True, kw_only=True):
@@ -403,10 +424,12 @@ class FileOutline(Struct, kw_only=True):
     early_offset: int = -1
     """The offset of the first record that is older than the message it was made of."""
     topics: set[str] = field(default_factory=set)
-    topic_ids: set[str] = field(default_factory=set)
     partitions: set[int] = field(default_factory=set)
-    """None of these three if the column is the name of a folder."""
-    sessions: set[str] = field(default_factory=set)
+    """None of these two if the column is the name of a folder."""
+    offsets_by_topic_id: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """The first and the last offset of each topic id."""
+    session_count: int = 0
+    """How many different sessions there are. Their names would take memory for each file."""
     distinct_offsets: int = 0
     """How many different offsets there are."""
 

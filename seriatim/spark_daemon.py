@@ -10,6 +10,11 @@ Next: spark_settings.py says which streams use it; context.py has the task.
 
 from __future__ import annotations
 
+import sys
+
+FOLD_WORKER = "pyspark.worker"
+"""The module that Spark runs in the workers of tasks."""
+
 
 def preload() -> None:
     """Import the modules that tasks import, and load the compiled fold if it was compiled before."""
@@ -17,7 +22,7 @@ def preload() -> None:
     from seriatim.engine import task  # noqa: F401
     from seriatim.fast import ready
     from seriatim.fast.helpers import fold  # noqa: F401
-    from seriatim.kafka import task_reader  # noqa: F401
+    from seriatim.kafka import range_source, task_reader  # noqa: F401
     from seriatim.storage import arrow, record_files, state_files  # noqa: F401
 
     if ready.is_ready():
@@ -29,5 +34,7 @@ def preload() -> None:
 if __name__ == "__main__":
     from pyspark.daemon import manager
 
-    preload()
+    # Spark starts further daemons for the processes that plan our source. They fold nothing.
+    if sys.argv[1:] == [FOLD_WORKER]:
+        preload()
     manager()

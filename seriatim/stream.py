@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal, NoReturn
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -21,13 +22,13 @@ from seriatim.engine.decoding import Decoder
 from seriatim.engine.findings import OnPoison, Tier, tier_action
 from seriatim.engine.fold import Limits
 from seriatim.engine.offsets import TOPIC_NAME
-from seriatim.engine.records import RECORD_COLUMN_NAMES
 from seriatim.engine.rules import WindowSize
 from seriatim.engine.table import TableMachine, column_type
 from seriatim.errors import ConfigError
 
 MESSAGES_MAX = 1_000_000_000
-COLUMN_NAME = re.compile(r"[^\s,;{}()=\x00-\x1f]{1,128}")
+COLUMN_NAME_LENGTH_MAX = 128
+DEFAULT_BEFORE_FIELD = "before"
 STREAM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 MAIL_ADDRESS = re.compile(
     r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?"
@@ -44,7 +45,11 @@ CRON_FIELDS = {
 # The types of the fields below are the schema of the file: msgspec refuses any other value.
 Hours = Annotated[int, Meta(ge=1, le=100_000)]
 
-BUCKET_ADDRESS = re.compile(r"s3://[a-z0-9][a-z0-9.-]+[a-z0-9](/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*/?")
+CONNECTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
+"""The name of a Kafka cluster or a store: it is a part of environment variables."""
+BUCKET_ADDRESS = re.compile(
+    r"(?:(?:s3|gs)://|abfss://[a-z0-9-]+@)[a-z0-9][a-z0-9.-]+[a-z0-9](/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*/?"
+)
 """An output in a bucket. Other characters would be read differently by the libraries that take it."""
 
 
@@ -56,6 +61,10 @@ class TableSettings(Struct, frozen=True, kw_only=True):
     before: bool = True
     type_field: str = "type"
     rows_field: str = "rows"
+    before_field: str | None = None
+    """The field with the row before an update or a delete; empty: none. If it is not set, it is
+    `before`, unless that is the name of a column or of another field.
+    """
 
 
 class DebeziumSettings(Struct, frozen=True, kw_only=True):
@@ -71,12 +80,32 @@ class DebeziumSettings(Struct, frozen=True, kw_only=True):
     """The unit of timestamps that are numbers, in messages without a schema; empty: not known."""
 
 
+class AvroSettings(Struct, frozen=True, kw_only=True):
+    """[avro]: how messages in Avro are read."""
+
+    reader_schema: str = ""
+    """A file beside the stream file, with the schema to which records of older and newer schemas are
+    resolved. Empty: each record is as it was written.
+    """
+
+
+class ProtobufSettings(Struct, frozen=True, kw_only=True):
+    """[protobuf]: how messages in Protobuf are read."""
+
+    descriptors: str = ""
+    """A file beside the stream file, as protoc writes it with --include_imports and
+    --descriptor_set_out.
+    """
+
+
 class SliceSettings(Struct, frozen=True, kw_only=True):
     """[slice]: bounds of one unit of work."""
 
     messages_max: Annotated[int, Meta(ge=1, le=MESSAGES_MAX)] = 2_000_000
-    read: Literal["spark", "task"] = "spark"
-    """What reads Kafka: Spark's own source, or each task for its own range."""
+    read: Literal["task", "spark"] | None = None
+    """What reads Kafka: each task its own range, or Spark's own source. None: each task, unless Kafka's
+    settings need Spark's source.
+    """
 
 
 class OutputSettings(Struct, frozen=True, kw_only=True):
@@ -93,12 +122,16 @@ class ScheduleSettings(Struct, frozen=True, kw_only=True):
     """[schedule]: when Airflow runs the stream."""
 
     cron: str = "*/15 * * * *"
+    timezone: str = "UTC"
+    """The time zone of `cron`, by its IANA name."""
 
 
 class AlertSettings(Struct, frozen=True, kw_only=True):
     """[alerts]: who gets mails, and when."""
 
     to: tuple[str, ...] = ()
+    timezone: str = "UTC"
+    """The time zone of times in mails, by its IANA name."""
     time_left_warning_hours: Hours = 24
     remind_hours: Annotated[int, Meta(ge=1, le=10_000)] = 12
     late_run_minutes: Annotated[int, Meta(ge=1, le=10_000_000)] = 60
@@ -121,12 +154,18 @@ class Stream(Struct, frozen=True, kw_only=True):
     on_poison: OnPoison = "quarantine"
     on_check_failure: Literal["hold-publish", "stop"] = "hold-publish"
     session_timeout_hours: Annotated[int, Meta(ge=0, le=100_000)] = 0
-    parallelism: Literal["partition", "session", "none"] = "partition"
+    parallelism: Literal["partition", "session"] = "partition"
     topic_drained_hours: Hours = 72
     snapshot_requests: str = ""
     table: TableSettings = TableSettings()
     debezium: DebeziumSettings = DebeziumSettings()
+    avro: AvroSettings = AvroSettings()
+    protobuf: ProtobufSettings = ProtobufSettings()
     slice: SliceSettings = SliceSettings()
+    kafka: str = ""
+    """The name of the Kafka cluster in the connections file; empty: that of the settings."""
+    store: str = ""
+    """The name of the store of a bucket in the connections file; empty: that of the environment."""
     output: OutputSettings
     schedule: ScheduleSettings = ScheduleSettings()
     alerts: AlertSettings = AlertSettings()
@@ -137,6 +176,20 @@ class Stream(Struct, frozen=True, kw_only=True):
         if self.session.startswith("field:"):
             return self.session.removeprefix("field:")
         return None
+
+    @property
+    def before_field(self) -> str | None:
+        """The message field with the row before a change; None: no field is taken as that."""
+        if self.table.before_field is not None:
+            return self.table.before_field or None
+        other_fields = {
+            *self.table.columns,
+            self.table.type_field,
+            self.table.rows_field,
+            self.sequence,
+            self.session_field,
+        }
+        return None if DEFAULT_BEFORE_FIELD in other_fields else DEFAULT_BEFORE_FIELD
 
     @property
     def has_session_per_partition(self) -> bool:
@@ -181,6 +234,7 @@ class Stream(Struct, frozen=True, kw_only=True):
             before=self.table.before,
             type_field=self.table.type_field,
             rows_field=self.table.rows_field,
+            before_field=self.before_field,
             sequence=self.sequence,
             session=self.session_field,
             has_session_per_partition=self.has_session_per_partition,
@@ -189,16 +243,20 @@ class Stream(Struct, frozen=True, kw_only=True):
         )
 
 
-SUPPORTED_VALUES: dict[str, tuple[Any, ...]] = {
-    "parallelism": ("partition", "session"),
-}
-"""Values that this version supports, where it does not support all allowed ones. A new feature
-removes its key from this list.
-"""
-DECODERS = ("json", "debezium", "avro", "protobuf")
+DECODERS = ("json", "json-schema", "avro", "protobuf", "debezium")
 """Message formats that have a name. Any other is a class of the user."""
 CLASS_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """`module:Class`, a class in a Python file beside the stream file, or in a package."""
+
+COLUMN_TYPES_OF_FIELD: dict[str, Collection[str]] = {
+    "table.type_field": (),
+    "table.before_field": (),
+    "sequence": ("int64",),
+    "session": ("string", "int64"),
+}
+"""The types of columns that may be such a field of a message, too. `rows_field` may be any column:
+only snapshots have that field, and they have their columns within the rows.
+"""
 
 TYPE_NAMES: dict[type, str] = {
     msgspec.inspect.IntType: "a whole number",
@@ -299,16 +357,11 @@ def _describe_value(value: Any) -> str:
 
 def _check_values(file: _CheckedFile, stream: Stream) -> None:
     """Refuse values of the right type that are not supported or do not fit together."""
-    for key, supported_values in SUPPORTED_VALUES.items():
-        value = getattr(stream, key)
-        if value not in supported_values:
-            allowed = " | ".join(map(repr, supported_values))
-            file.refuse(key, f"{value!r} is not built yet in this version", allowed)
     _check_names(file, stream)
     _check_session_and_sequence(file, stream)
     _check_schedule_and_alerts(file, stream)
     _check_machine(file, stream)
-    _check_decoder(file, stream.decoder)
+    _check_decoder(file, stream)
     _check_debezium(file, stream)
 
 
@@ -329,14 +382,23 @@ def _check_machine(file: _CheckedFile, stream: Stream) -> None:
         file.refuse("table", problem, 'machine = "table", or no [table]')
 
 
-def _check_decoder(file: _CheckedFile, decoder: str) -> None:
-    allowed = '"json", "debezium" or "module:Class", a Python file beside this one'
-    if decoder in ("json", "debezium") or CLASS_REFERENCE.fullmatch(decoder):
-        return
-    if decoder in DECODERS:
-        file.refuse("decoder", f"{decoder!r} is not built yet in this version", allowed)
-    hint = _suggestion(decoder, DECODERS)
-    file.refuse("decoder", f"found {decoder!r}{hint}", allowed)
+def _check_decoder(file: _CheckedFile, stream: Stream) -> None:
+    """Refuse a format that is not known, and settings of formats that are not this one."""
+    decoder = stream.decoder
+    if decoder not in DECODERS and not CLASS_REFERENCE.fullmatch(decoder):
+        names = ", ".join(f'"{name}"' for name in DECODERS)
+        allowed = f'{names} or "module:Class", a Python file beside this one'
+        file.refuse("decoder", f"found {decoder!r}{_suggestion(decoder, DECODERS)}", allowed)
+    if stream.avro != AvroSettings() and decoder != "avro":
+        file.refuse("avro", f"decoder is {decoder!r}", 'decoder = "avro", or no [avro]')
+    if decoder == "protobuf":
+        if not stream.protobuf.descriptors:
+            problem = "a file of descriptors is missing"
+            allowed = "protoc --include_imports --descriptor_set_out=FILE writes it"
+            file.refuse("protobuf.descriptors", problem, allowed)
+    elif stream.protobuf != ProtobufSettings():
+        allowed = 'decoder = "protobuf", or no [protobuf]'
+        file.refuse("protobuf", f"decoder is {decoder!r}", allowed)
 
 
 def _check_debezium(file: _CheckedFile, stream: Stream) -> None:
@@ -354,7 +416,7 @@ def _check_debezium(file: _CheckedFile, stream: Stream) -> None:
     if stream.session_field is not None:
         file.refuse("session", f"found {stream.session!r}", '"key" or "partition"')
     defaults = TableSettings()
-    for key in ("type_field", "rows_field"):
+    for key in ("type_field", "rows_field", "before_field"):
         if getattr(stream.table, key) != getattr(defaults, key):
             file.refuse(f"table.{key}", "Debezium's messages have no such field", "leave it out")
 
@@ -367,15 +429,10 @@ def _check_names(file: _CheckedFile, stream: Stream) -> None:
         file.refuse("topics", f"not a regular expression: {error}", topics_allowed)
     if not stream.topics:
         file.refuse("topics", "empty", topics_allowed)
-    output_path = stream.output.path
-    if not output_path:
-        file.refuse("output.path", "missing or empty", "a folder")
-    if not output_path.isprintable():
-        file.refuse("output.path", f"found {output_path!r}", "a folder")
-    if "://" in output_path and not output_path.startswith("file://"):
-        allowed = "a folder, or s3://BUCKET/PREFIX of letters, digits and . _ = -"
-        if not BUCKET_ADDRESS.fullmatch(output_path):
-            file.refuse("output.path", f"found {output_path!r}", allowed)
+    _check_output_path(file, stream)
+    for key, name in (("kafka", stream.kafka), ("store", stream.store)):
+        if name and not CONNECTION_NAME.fullmatch(name):
+            file.refuse(key, f"found {name!r}", "letters, digits and _, at most 32")
     _check_requests(file, stream.snapshot_requests)
     partition_by = stream.output.partition_by
     is_known = set(partition_by) <= {"topic", "partition"}
@@ -383,6 +440,20 @@ def _check_names(file: _CheckedFile, stream: Stream) -> None:
     if not is_known or not is_unique:
         allowed = "[], topic and partition, each once"
         file.refuse("output.partition_by", f"found {list(partition_by)}", allowed)
+
+
+def _check_output_path(file: _CheckedFile, stream: Stream) -> None:
+    output_path = stream.output.path
+    if not output_path:
+        file.refuse("output.path", "missing or empty", "a folder")
+    if not output_path.isprintable():
+        file.refuse("output.path", f"found {output_path!r}", "a folder")
+    if "://" in output_path and not output_path.startswith("file://"):
+        allowed = "a folder, or s3://BUCKET/PREFIX (gs://, abfss://) of letters, digits and . _ = -"
+        if not BUCKET_ADDRESS.fullmatch(output_path):
+            file.refuse("output.path", f"found {output_path!r}", allowed)
+    elif stream.store:
+        file.refuse("store", f"found {stream.store!r}", "nothing, because output.path is a folder")
 
 
 def _check_session_and_sequence(file: _CheckedFile, stream: Stream) -> None:
@@ -416,9 +487,23 @@ def _check_schedule_and_alerts(file: _CheckedFile, stream: Stream) -> None:
     if cron_error:
         problem = f"found {cron!r}: {cron_error}"
         file.refuse("schedule.cron", problem, 'five fields, like "*/15 * * * *"')
+    _check_timezone(file, "schedule.timezone", stream.schedule.timezone)
+    _check_timezone(file, "alerts.timezone", stream.alerts.timezone)
     for address in stream.alerts.to:
         if not MAIL_ADDRESS.fullmatch(address):
             file.refuse("alerts.to", f"found {address!r}", "mail addresses, like ops@example.org")
+
+
+def _check_timezone(file: _CheckedFile, key: str, name: str) -> None:
+    """Refuse a name that is no time zone. UTC needs no database of zones, so it is always right."""
+    if name == "UTC":
+        return
+    try:
+        ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        hint = _suggestion(name, available_timezones())
+        allowed = 'an IANA name of a time zone, like "UTC" or "Europe/Berlin"'
+        file.refuse(key, f"found {name!r}{hint}", allowed)
 
 
 def describe_cron_error(cron: str) -> str:
@@ -468,32 +553,30 @@ def _check_table(file: _CheckedFile, stream: Stream) -> None:
 
 
 def _check_columns(file: _CheckedFile, columns: Mapping[str, str]) -> None:
-    """Refuse column names that are wrong, doubled or taken, and unknown types."""
-    # Names are compared without case, as Spark and Delta do.
-    names = [name.casefold() for name in columns]
-    taken_names = {*RECORD_COLUMN_NAMES, "op"} | {f"before_{name}" for name in names}
+    """Refuse columns without a name, and unknown types. Any name will do: `output_column_names` says
+    what a column is called if its name is taken.
+    """
     for column, type_name in columns.items():
         key = f"table.columns.{column}"
-        name = column.casefold()
-        if not COLUMN_NAME.fullmatch(column) or names.count(name) > 1:
-            allowed = "no spaces or ,;{}()=, each once whatever its case"
-            file.refuse(key, "not a name of its own", allowed)
-        if name in taken_names:
-            file.refuse(key, "the name is taken by the record's own column", "another name")
+        if not column or len(column) > COLUMN_NAME_LENGTH_MAX:
+            allowed = f"1 to {COLUMN_NAME_LENGTH_MAX} characters"
+            file.refuse(key, f"a name of {len(column)} characters", allowed)
         if column_type(type_name) is None:
             types = "string int64 float64 bool timestamp date binary decimal(p,s)"
             file.refuse(key, f"found type {type_name!r}", types)
 
 
 def _check_message_fields(file: _CheckedFile, stream: Stream) -> None:
-    """Refuse two settings that mean the same field of a message."""
+    """Refuse two settings that mean the same field of a message, unless the field can be both."""
     fields = {
         "table.type_field": stream.table.type_field,
         "table.rows_field": stream.table.rows_field,
+        "table.before_field": stream.before_field,
         "sequence": stream.sequence,
         "session": stream.session_field,
     }
-    uses = {column: f"column {column}" for column in stream.table.columns}
+    columns = stream.table.columns
+    uses: dict[str, str] = {}
     for key, name in fields.items():
         if name is None:
             continue
@@ -501,3 +584,11 @@ def _check_message_fields(file: _CheckedFile, stream: Stream) -> None:
             problem = f"the message field {name!r} is also {uses.get(name, 'empty')}"
             file.refuse(key, problem, "a field of its own")
         uses[name] = key
+        column_types = COLUMN_TYPES_OF_FIELD.get(key)
+        if column_types is None or name not in columns:
+            continue
+        if columns[name] not in column_types:
+            allowed = "a field of its own"
+            if column_types:
+                allowed += f", or a column of type {' or '.join(column_types)}"
+            file.refuse(key, f"the message field {name!r} is also column {name}", allowed)

@@ -21,7 +21,7 @@ import tomllib
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,6 +33,9 @@ from seriatim.engine.records import RECORD_COLUMN_NAMES
 from seriatim.errors import ConfigError, SeriatimError
 from seriatim.formats.debezium import debezium_decoder
 from seriatim.stream import Stream, parse_stream
+
+if TYPE_CHECKING:
+    from seriatim.formats.avro import AvroValues
 
 READ_AS_URL = re.compile(r"[#?\\]|%[0-9A-Fa-f]{2}|[\x00-\x1f\x7f]")
 """Characters that Delta's library takes for parts of a URL, however they are quoted: it would look
@@ -104,6 +107,9 @@ def _read_stream_file(path: Path, folder: Path) -> StreamFile:
     stream = parse_stream(path.stem, toml_values, path.name)
     if is_in_bucket(stream):
         root_url = stream.output.path.rstrip("/")
+        if stream.store:
+            # Wherever the path goes, also to workers, it says whose credentials open it.
+            root_url = f"{stream.store}+{root_url}"
         stream = replace(stream, output=replace(stream.output, path=root_url))
         return StreamFile(stream, str(path.parent))
     advice = f"fix output.path in {path.name}"
@@ -249,7 +255,9 @@ def load_decoder(file: StreamFile) -> Decoder:
     if stream.decoder == "json":
         return JsonDecoder()
     if stream.decoder == "debezium":
-        return debezium_decoder(stream)
+        return debezium_decoder(stream, _open_avro_values)
+    if stream.decoder in ("avro", "protobuf", "json-schema"):
+        return _registry_decoder(file)
     module, class_name = _import_class(stream, "decoder", stream.decoder, file.folder)
     decoder_class = getattr(module, class_name, None)
     source = getattr(module, "__file__", None) or module.__name__
@@ -272,6 +280,64 @@ def load_decoder(file: StreamFile) -> Decoder:
             f"{stream.name}: decoder {class_name!r} of {source} cannot be made: {type(error).__name__}: {error}",
             next=f"fix {class_name}: its __init__ takes nothing",
         ) from error
+
+
+def _open_avro_values() -> AvroValues:
+    from seriatim.formats.avro import AvroValues
+    from seriatim.formats.registry import open_registry
+
+    return AvroValues(open_registry())
+
+
+def _registry_decoder(file: StreamFile) -> Decoder:
+    """The decoder of a format whose messages name their schema in a registry. The libraries of a
+    format are imported only if a stream needs them: Airflow reads stream files again and again.
+    """
+    from seriatim.formats.registry import LazyRegistry
+
+    stream = file.stream
+    source = LazyRegistry()
+    if stream.decoder == "json-schema":
+        from seriatim.formats.json_schema import JsonSchemaDecoder
+
+        return JsonSchemaDecoder(source)
+    if stream.decoder == "protobuf":
+        from seriatim.formats.protobuf import Descriptors, ProtobufDecoder
+
+        name = stream.protobuf.descriptors
+        content = _read_beside(file, "protobuf.descriptors", name)
+        try:
+            return ProtobufDecoder(source, Descriptors(content, name))
+        except ValueError as error:
+            raise ConfigError(
+                f"{stream.name}: protobuf.descriptors: {error}",
+                next="write it by protoc --include_imports --descriptor_set_out=FILE",
+            ) from None
+    from seriatim.formats.avro import AvroDecoder, parse_reader_schema
+
+    if not stream.avro.reader_schema:
+        return AvroDecoder(source)
+    content = _read_beside(file, "avro.reader_schema", stream.avro.reader_schema)
+    try:
+        return AvroDecoder(source, parse_reader_schema(content))
+    except ValueError as error:
+        raise ConfigError(
+            f"{stream.name}: avro.reader_schema: {stream.avro.reader_schema} is no schema of a"
+            f" record: {error}",
+            next=f"fix {stream.avro.reader_schema}",
+        ) from None
+
+
+def _read_beside(file: StreamFile, key: str, name: str) -> bytes:
+    """A file that a key of the stream file names, beside it."""
+    path = Path(file.folder) / name
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"{file.stream.name}: {key}: {path}: {error.strerror}",
+            next=f"fix {key} in {file.stream.name}.toml",
+        ) from None
 
 
 def _machine_class(stream: Stream, folder: str) -> type[Machine[Any, Any, Any]]:

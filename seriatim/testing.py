@@ -32,6 +32,7 @@ from seriatim.engine.findings import Finding, OnPoison, Tier
 from seriatim.engine.machine import Machine, Runner, UserMachine
 from seriatim.engine.offsets import Partition
 from seriatim.engine.table import TableMachine
+from seriatim.formats.avro import AvroValues
 from seriatim.formats.debezium import DebeziumDecoder, debezium_decoder
 from seriatim.memory import (
     MemoryBatches,
@@ -47,6 +48,7 @@ from seriatim.memory import (
     MemoryPastReader,
     MemoryReader,
     MemoryRequests,
+    MemorySchemas,
     MemorySight,
     MemoryStream,
     OpenMemoryStream,
@@ -70,6 +72,7 @@ __all__ = [
     "MemoryPastReader",
     "MemoryReader",
     "MemoryRequests",
+    "MemorySchemas",
     "MemorySight",
     "MemoryStream",
     "OpenMemoryStream",
@@ -171,10 +174,12 @@ def fold_table(
     on_poison: OnPoison = "quarantine",
     decoder: Callable[[], Decoder] | Literal["debezium"] = JsonDecoder,
     debezium: Mapping[str, str] | None = None,
+    schemas: MemorySchemas | None = None,
 ) -> Folded:
     """Fold messages with the table machine.
 
-    `decoder` is the class of their format, or "debezium", whose settings `debezium` has.
+    `decoder` is the class of their format, or "debezium", whose settings `debezium` has. `schemas`
+    are those of Debezium's messages in Avro.
     """
     toml_values: dict[str, Any] = {
         "topics": TOPIC,
@@ -193,8 +198,10 @@ def fold_table(
     stream = parse_stream("test", toml_values, "fold_table")
 
     def new_machine() -> TableMachine:
-        new_decoder = debezium_decoder(stream) if decoder == "debezium" else decoder()
-        return stream.table_machine(decoder=new_decoder)
+        if decoder != "debezium":
+            return stream.table_machine(decoder=decoder())
+        open_avro = None if schemas is None else (lambda: AvroValues(schemas))
+        return stream.table_machine(decoder=debezium_decoder(stream, open_avro))
 
     runner = new_machine()
     world = MemoryStream(stream, new_machine)

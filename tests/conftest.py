@@ -2,7 +2,8 @@
 and `--fast`.
 
 The broker is started by the first test that asks for it. With xdist every worker asks; they find
-the one that runs, since its home is handed down to them. The process that began the run stops it.
+the one that runs, since its home is handed down to them. The process that began the run stops it; if
+that process is killed, tests/leftovers.py does.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -26,7 +28,9 @@ from seriatim import config, context
 from seriatim.embedded import broker as embedded
 from seriatim.embedded import s3
 from seriatim.embedded.broker import BrokerInfo
+from tests.leftovers import RUN_VARIABLE, dismiss_guard, start_guard
 
+GUARD = pytest.StashKey[subprocess.Popen[bytes]]()
 BROKER_HOME = "SERIATIM_TESTS_BROKER_HOME"
 SEEDS_SAMPLE = 200
 SEEDS_FULL = 10_000
@@ -51,16 +55,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     parser.addoption(
         "--read",
-        choices=("spark", "task"),
-        default="spark",
-        help="who reads Kafka in integration tests",
+        choices=("task", "spark"),
+        default="task",
+        help="who reads Kafka in integration tests; the default is that of a stream file",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the broker's home once, before workers are started."""
     if not hasattr(config, "workerinput"):
-        os.environ[BROKER_HOME] = tempfile.mkdtemp(prefix="seriatim-tests-")
+        home = tempfile.mkdtemp(prefix="seriatim-tests-")
+        os.environ[BROKER_HOME] = home
+        os.environ[RUN_VARIABLE] = uuid.uuid4().hex
+        config.stash[GUARD] = start_guard(os.environ[RUN_VARIABLE], home)
     if config.getoption("--fast"):
         # After the profiles of the folders, which are loaded with their conftest.py, and before the tests are imported.
         hypothesis.settings.register_profile(
@@ -80,6 +87,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         embedded.stop_broker(home, _silent)
         s3.stop_s3_server(home, _silent)
         shutil.rmtree(home)
+        dismiss_guard(config.stash[GUARD])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -7,6 +7,7 @@ answers, so for tests with it there is `troubled_proxy`, which runs in a process
 from __future__ import annotations
 
 import http.client
+import json
 import random
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from types import TracebackType
 from typing import Any
 
 STALL_SECONDS = 5
+TROUBLES = "lost,503,reset"
 HOP_HEADERS = ("transfer-encoding", "connection", "content-length")
 Trouble = Callable[[str, str], str]
 """What happens to a request, by its method and path: "lost" (its answer), "503", "reset" (before the
@@ -125,10 +127,31 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing is printed."""
 
 
+class ProxyProcess:
+    """A proxy in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], endpoint: str) -> None:
+        self._process = process
+        self.endpoint = endpoint
+
+    def take_requests(self) -> list[tuple[str, str]]:
+        """Method and path of the requests since the last call. A listing has the method LIST."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+        return [(method, path) for method, path in json.loads(self._process.stdout.readline())]
+
+
 @contextmanager
-def troubled_proxy(endpoint: str, trouble_share: float, seed: int) -> Iterator[str]:
-    """A proxy in a process of its own, in which this share of requests has trouble; its endpoint."""
-    arguments = ["-m", "tests.s3_proxy", endpoint, str(trouble_share), str(seed)]
+def proxy_process(
+    endpoint: str, trouble_share: float = 0.0, seed: int = 0, *, stalls: bool = False
+) -> Iterator[ProxyProcess]:
+    """A proxy in a process of its own, in which this share of requests has trouble. With `stalls` some
+    take five seconds.
+    """
+    kinds = f"{TROUBLES},stall" if stalls else TROUBLES
+    arguments = ["-m", "tests.s3_proxy", endpoint, str(trouble_share), str(seed), kinds]
     root = Path(__file__).parent.parent
     with subprocess.Popen(
         [sys.executable, *arguments],
@@ -139,26 +162,42 @@ def troubled_proxy(endpoint: str, trouble_share: float, seed: int) -> Iterator[s
     ) as process:
         assert process.stdout is not None
         try:
-            yield process.stdout.readline().strip()
+            yield ProxyProcess(process, process.stdout.readline().strip())
         finally:
             # Its input ends.
             process.communicate()
 
 
-def _serve(endpoint: str, trouble_share: float, seed: int) -> None:
-    """Be a proxy until the input ends."""
+@contextmanager
+def troubled_proxy(endpoint: str, trouble_share: float, seed: int) -> Iterator[str]:
+    """A proxy in a process of its own, in which this share of requests has trouble; its endpoint."""
+    with proxy_process(endpoint, trouble_share, seed) as proxy:
+        yield proxy.endpoint
+
+
+def _serve(endpoint: str, trouble_share: float, seed: int, kinds: str) -> None:
+    """Be a proxy until the input ends. For each line of it, write the requests since the last one."""
     dice = random.Random(seed)
 
     def make_trouble(_: str, __: str) -> str:
-        if dice.random() > trouble_share:
+        if dice.random() >= trouble_share:
             return ""
-        return dice.choice(["lost", "503", "reset"])
+        return dice.choice(kinds.split(","))
 
     with S3Proxy(endpoint, make_trouble) as proxy:
         sys.stdout.write(f"{proxy.endpoint}\n")
         sys.stdout.flush()
-        sys.stdin.read()
+        for _ in sys.stdin:
+            requests = proxy.requests
+            proxy.requests = []
+            named = [(_request_kind(method, path), path) for method, path in requests]
+            sys.stdout.write(f"{json.dumps(named)}\n")
+            sys.stdout.flush()
+
+
+def _request_kind(method: str, path: str) -> str:
+    return "LIST" if method == "GET" and "list-type=2" in path else method
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
+    _serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

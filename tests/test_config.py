@@ -75,3 +75,21 @@ def test_the_home_of_nobody_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"settings: {name.lower()}: ~nobody-here/x") as refused:
         config.load_settings({f"SERIATIM_{name}": "~nobody-here/x"}, tmp_path)
     assert f"SERIATIM_{name}" in refused.value.next
+
+
+def test_a_named_connection_is_a_section_of_a_file_and_variables(tmp_path: Path) -> None:
+    """Variables win. Each kind has its own names."""
+    path = tmp_path / "connections.toml"
+    path.write_text(
+        '[kafka.west]\n"bootstrap.servers" = "a:1"\n"client.id" = "x"\n[store.west]\nregion = "r"\n'
+    )
+    path.chmod(0o600)
+    environ = {"SERIATIM_CONNECTIONS": str(path), "SERIATIM_KAFKA_WEST_CLIENT_ID": "y"}
+    assert config.named_connection("kafka", "west", environ) == {
+        "bootstrap.servers": "a:1",
+        "client.id": "x",
+        "client_id": "y",
+    }
+    assert config.named_connection("store", "west", environ) == {"region": "r"}
+    with pytest.raises(ConfigError, match="there is no kafka named 'east'"):
+        config.named_connection("kafka", "east", environ)

@@ -26,12 +26,14 @@ FOLDERS = ("seriatim", "dags", "plugins", "spark_apps")
 PURE = frozenset({
     "__future__", "abc", "ast", "base64", "bisect", "builtins", "collections", "contextlib", "copy", "dataclasses",
     "datetime", "decimal", "difflib", "enum", "errno", "fractions", "functools", "hashlib", "heapq", "html",
-    "itertools", "json", "math", "operator", "re", "string", "struct", "textwrap", "traceback", "types", "typing",
-    "urllib.parse", "uuid", "zlib",
+    "itertools", "json", "keyword", "math", "operator", "re", "string", "struct", "textwrap", "traceback", "types",
+    "typing", "urllib.parse", "uuid", "zlib",
 })  # fmt: skip
 """The modules of the standard library that touch nothing outside the process: no I/O, no clock, no
 environment.
 """
+WITH_TIME_ZONES = PURE | {"zoneinfo"}
+"""The same, and the database of time zones. It is read from files, but they are the same everywhere."""
 PARSED = frozenset({
     "__future__", "collections", "contextlib", "ctypes", "datetime", "importlib.resources", "logging", "pathlib",
     "re", "runpy", "signal", "subprocess", "sys", "tempfile", "time", "typing", "urllib.parse",
@@ -55,8 +57,11 @@ RULES = {
     # Pure: no I/O, no clock, no environment, no Spark, no Arrow.
     "seriatim/errors.py": Rule(standard=PURE),
     "seriatim/engine": Rule("errors engine", "msgspec", PURE),
-    "seriatim/stream.py": Rule("errors engine", "croniter msgspec", PURE),
+    "seriatim/stream.py": Rule("errors engine", "croniter msgspec", WITH_TIME_ZONES),
     "seriatim/formats": Rule("errors engine formats stream", "msgspec", PURE),
+    "seriatim/formats/registry.py": Rule("config errors", "msgspec"),
+    "seriatim/formats/avro.py": Rule("engine formats", "fastavro msgspec", PURE | {"io"}),
+    "seriatim/formats/protobuf.py": Rule("engine formats", "google msgspec", PURE | {"inspect"}),
     "seriatim/ledger": Rule("errors engine ledger ports", "msgspec", PURE),
     "seriatim/ports.py": Rule("errors engine ledger stream workers", "msgspec", PURE),
     "seriatim/ledger/manifests.py": Rule(
@@ -77,7 +82,8 @@ RULES = {
     ),
     "seriatim/clock.py": Rule(),
     "seriatim/memory": Rule(
-        "alerts.incidents engine errors ledger memory operations ports storage.store stream",
+        "alerts.incidents engine errors formats.registry ledger memory operations ports storage.store "
+        "stream",
         "msgspec pyarrow xxhash",
         PURE,
     ),
@@ -95,7 +101,9 @@ RULES = {
     ),
     "seriatim/alerts/incidents.py": Rule("engine errors", "msgspec", PURE),
     "seriatim/alerts/outbox.py": Rule("alerts.incidents errors ports storage.store", "msgspec"),
-    "seriatim/alerts/mail.py": Rule("alerts.incidents engine errors web.render", "msgspec", PURE),
+    "seriatim/alerts/mail.py": Rule(
+        "alerts.incidents engine errors operations.status web.render", "msgspec", WITH_TIME_ZONES
+    ),
     # A page asks neither Kafka nor Spark: the status file has what they said.
     "seriatim/web": Rule(
         "engine errors ledger operations ports storage.status_file storage.store stream "
@@ -104,13 +112,13 @@ RULES = {
     ),
     # Airflow parses these files again and again: nothing heavy.
     "seriatim/airflow": Rule(
-        "airflow alerts config context embedded.jars engine errors operations.run_request "
-        "spark_settings stream stream_files web.address",
+        "airflow alerts config context embedded.jars embedded.server_process engine errors "
+        "operations.run_request spark_settings stream stream_files web.address",
         "airflow msgspec psutil",
         PARSED,
     ),
     "dags": Rule("airflow config errors stream_files", "airflow", PARSED),
-    "plugins": Rule("config web", "airflow fastapi sqlalchemy"),
+    "plugins": Rule("config stream_files web", "airflow fastapi sqlalchemy"),
     "spark_apps": Rule("cli config errors"),
     # The edges. context.py is the only one that joins everything.
     "seriatim/config.py": Rule("engine.crash_points errors", "msgspec"),
@@ -125,8 +133,8 @@ RULES = {
         "config embedded errors kafka.client stream_files", "confluent_kafka msgspec psutil"
     ),
     "seriatim/demo": Rule(
-        "config context demo embedded errors kafka.client ledger.gaps web.render",
-        "aiosmtpd confluent_kafka msgspec",
+        "config context demo embedded errors kafka.client kafka.sending ledger.gaps web.render",
+        "aiosmtpd confluent_kafka msgspec psutil",
     ),
     "seriatim/fast": Rule(
         "config context engine errors fast ports storage stream stream_files",
@@ -347,6 +355,7 @@ FILE_SYSTEM_USERS = {
     "seriatim/config.py": "settings",
     "seriatim/context.py": "a stream file that is named by its path",
     "seriatim/stream_files.py": "stream files",
+    "seriatim/formats/registry.py": "schemas that were asked for, in the home",
     "seriatim/web/read.py": "stream files",
     "seriatim/operations/prove/suite.py": "suites of the user, beside stream files",
     "seriatim/kafka/client.py": "a file of client settings",

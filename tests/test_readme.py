@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from seriatim.cli import app
+from seriatim.cli import COMMANDS, app
 from tests.command_tree import is_group, load_commands
 
 ROOT = Path(__file__).parent.parent
@@ -40,6 +40,8 @@ def _unknown_options(line: str) -> list[str]:
     while words and f"{name} {words[0]}".strip() in load_commands():
         name = f"{name} {words.pop(0)}".strip()
         command = load_commands()[name]
+    # The first word after `produce` may be the name of a file.
+    command = load_commands().get(f"{name} FILE", command) if words else command
     if is_group(command) and words and not words[0].startswith("-"):
         return [words[0]]
     known = {option for parameter in command.params for option in parameter.opts} | {"--help", "-h"}
@@ -57,6 +59,26 @@ def test_every_target_shown_exists(page: str, line: str) -> None:
     """The same for make."""
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert line.split()[1] in targets, f"{page}: {line}"
+
+
+def test_the_table_has_every_command() -> None:
+    """With the line that help shows, in the same groups and the same order."""
+    expected = []
+    for title, commands in COMMANDS.items():
+        expected.append(f"| **{title}** | |")
+        expected += [
+            f"| `seriatim {command.name}` | {command.short_help} |" for command in commands
+        ]
+    text = (ROOT / "README.md").read_text()
+    assert "\n".join(expected) in text
+
+
+def test_the_readme_opens_with_the_two_commands_that_a_newcomer_needs() -> None:
+    """`make demo` runs everything, and `make test` tests everything; all else comes later."""
+    makes = [line.split()[1] for page, line in _shown("make") if page == "README.md"]
+    assert makes[:2] == ["demo", "test"]
+    opening = (ROOT / "README.md").read_text().partition("\n## ")[0]
+    assert re.findall(r"make ([a-z-]+)", opening) == ["demo", "test"]
 
 
 def test_the_search_finds_commands() -> None:

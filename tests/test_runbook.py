@@ -20,6 +20,7 @@ PAGES = {
 CONCERNS = (
     "halted",
     "quarantine",
+    "swapped",
     "circuit",
     "late",
     "time left",

@@ -59,7 +59,6 @@ EXCEPTIONS = {
     ("seriatim/alerts/incidents.py", "failed_run.text.partition"): HEADLINE,
     ("seriatim/alerts/mail.py", "failed_run.text.partition"): HEADLINE,
     ("seriatim/operations/prove/partition_rules.py", "self.next.replace"): TEMPLATE,
-    ("seriatim/cli/top.py", "concern.next.partition"): FIRST_LINE,
 }
 
 

@@ -48,17 +48,23 @@ def test_a_forked_worker_needs_nothing_more() -> None:
 @pytest.mark.parametrize(
     ("read", "columns", "quick", "forked"),
     [
+        (None, {"id": "string"}, True, True),
+        (None, {"id": "date"}, True, True),
         ("task", {"id": "string"}, True, True),
         ("spark", {"id": "string"}, False, True),
         ("spark", {"id": "date"}, False, False),
     ],
 )
-def test_who_needs_what(read: str, columns: dict[str, str], *, quick: bool, forked: bool) -> None:
+def test_who_needs_what(
+    read: str | None, columns: dict[str, str], *, quick: bool, forked: bool
+) -> None:
     """A JVM that no message passes through compiles less; workers load compiled code where tasks
     will use it.
     """
     stream = parse_stream(
-        "s", given(slice={"read": read}, table={"key": ["id"], "columns": columns}), "s.toml"
+        "s",
+        given(slice={"read": read} if read else {}, table={"key": ["id"], "columns": columns}),
+        "s.toml",
     )
     assert ("TieredStopAtLevel=1" in spark_settings.java_options(stream)) is quick
     assert ("spark.python.daemon.module" in spark_settings.local_spark_settings(stream)) is forked

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from seriatim.errors import ConfigError
-from seriatim.stream import SUPPORTED_VALUES, Stream, describe_cron_error, parse_stream
+from seriatim.stream import Stream, describe_cron_error, parse_stream
 
 MINIMAL = {
     "topics": "orders-[a-z]+",
@@ -51,8 +51,10 @@ file_bytes_target = 134_217_728
 keep_versions_days = 30
 [schedule]
 cron = "*/15 * * * *"
+timezone = "UTC"
 [alerts]
 to = []
+timezone = "UTC"
 time_left_warning_hours = 24
 remind_hours = 12
 late_run_minutes = 60
@@ -167,40 +169,27 @@ def test_choices_are_listed(key: str) -> None:
     """A wrong choice shows all right ones."""
     assert " | " in refused(**{key: "wrong"}).fields["allowed"]
     assert "did you mean 'strict'?" in refused(tier="stric").message
+    assert refused(parallelism="none").fields["allowed"] == "partition | session"
 
 
-OTHER = {
-    "tier": "window",
-    "window_messages": 7,
-    "window_seconds": 7,
-    "on_check_failure": "stop",
-    "session_timeout_hours": 7,
-    "parallelism": "none",
-    "topic_drained_hours": 7,
-    "alerts.time_left_warning_hours": 7,
-    "alerts.late_run_minutes": 7,
-    "alerts.snapshot_distance_max_minutes": 7,
-}
+def test_protobuf_needs_descriptors() -> None:
+    """And the error says what writes them."""
+    error = refused(decoder="protobuf")
+    assert error.message == "orders.toml: protobuf.descriptors: a file of descriptors is missing"
+    assert "protoc" in error.fields["allowed"]
 
 
-@pytest.mark.parametrize("key", sorted(SUPPORTED_VALUES))
-def test_a_key_whose_feature_is_not_built_is_refused_by_name(key: str) -> None:
-    """Never ignored: a user would rely on it."""
-    error = refused(**{key.replace(".", "__"): OTHER[key]})
-    assert error.message.startswith(f"orders.toml: {key}: ")
-    assert "not built yet" in error.message
-
-
-@pytest.mark.parametrize("decoder", ["avro", "protobuf"])
-def test_a_format_that_is_not_built_is_refused_by_name(decoder: str) -> None:
-    """And the error says which ones there are."""
-    error = refused(decoder=decoder)
-    assert error.message == f"orders.toml: decoder: {decoder!r} is not built yet in this version"
-    assert error.fields["allowed"].startswith('"json", "debezium" or "module:Class"')
+@pytest.mark.parametrize("section", ["avro", "protobuf"])
+def test_settings_of_another_format_are_refused(section: str) -> None:
+    """They would have no effect, and somebody would rely on them."""
+    key = {"avro": "avro__reader_schema", "protobuf": "protobuf__descriptors"}[section]
+    error = refused(**{key: "orders.file"})
+    assert error.message == f"orders.toml: {section}: decoder is 'json'"
 
 
 @pytest.mark.parametrize(
-    "decoder", ["json", "debezium", "comma:CommaSeparated", "formats.comma:Comma"]
+    "decoder",
+    ["json", "json-schema", "avro", "debezium", "comma:CommaSeparated", "formats.comma:Comma"],
 )
 def test_a_decoder_is_json_or_a_class(decoder: str) -> None:
     """The class is looked for when the stream's machine is loaded."""
@@ -217,7 +206,7 @@ def test_a_decoder_is_json_or_a_class(decoder: str) -> None:
         ({"decoder": "jsn"}, "decoder", "did you mean 'json'?"),
         ({"decoder": "a b:C"}, "decoder", "found 'a b:C'"),
         ({"output__path": ""}, "output.path", "empty"),
-        ({"output__path": "gs://lake/orders"}, "output.path", "found 'gs://lake/orders'"),
+        ({"output__path": "hdfs://lake/orders"}, "output.path", "found 'hdfs://lake/orders'"),
         ({"output__path": "s3a://lake/orders"}, "output.path", "found 's3a://lake/orders'"),
         ({"output__path": "s3://"}, "output.path", "found 's3://'"),
         ({"output__path": "s3://Lake"}, "output.path", "found 's3://Lake'"),
@@ -243,21 +232,19 @@ def test_a_decoder_is_json_or_a_class(decoder: str) -> None:
         ({"table__key": ["idd"]}, "table.key", "did you mean 'id'?"),
         ({"table__key": ["id", "id"]}, "table.key", "['id', 'id']"),
         ({"table__columns": {"id": "text"}}, "table.columns.id", "'text'"),
-        ({"table__columns": {"id": "string", "offset": "int64"}}, "table.columns.offset", "taken"),
+        ({"table__columns": {"id": "string", "": "int64"}}, "table.columns.", "0 characters"),
         (
-            {"table__columns": {"id": "string", "before_id": "string"}},
-            "table.columns.before_id",
-            "taken",
+            {"table__columns": {"id": "string", "x" * 129: "int64"}},
+            f"table.columns.{'x' * 129}",
+            "129 characters",
         ),
-        ({"table__columns": {"id": "string", "Offset": "int64"}}, "table.columns.Offset", "taken"),
-        (
-            {"table__columns": {"id": "string", "X": "string", "before_x": "string"}},
-            "table.columns.before_x",
-            "taken",
-        ),
+        ({"table__before_field": "id"}, "table.before_field", "also column id"),
+        ({"table__before_field": "rows"}, "table.before_field", "also table.rows_field"),
+        ({"decoder": "debezium", "table__before_field": "old"}, "table.before_field", "no such"),
         ({"table__type_field": "id"}, "table.type_field", "also column id"),
         ({"table__rows_field": "type"}, "table.rows_field", "also table.type_field"),
-        ({"sequence": "size"}, "sequence", "also column size"),
+        ({"sequence": "id"}, "sequence", "also column id"),
+        ({"session": "field:f", "table__columns": {"id": "string", "f": "bool"}}, "session", "f"),
         ({"session": "field:type"}, "session", "also table.type_field"),
         ({"topic_drained_hours": 0}, "topic_drained_hours", "found 0"),
         ({"alerts__time_left_warning_hours": 0}, "alerts.time_left_warning_hours", "found 0"),
@@ -267,6 +254,11 @@ def test_a_decoder_is_json_or_a_class(decoder: str) -> None:
         ({"alerts__remind_hours": 0}, "alerts.remind_hours", "found 0"),
         ({"alerts__to": ["ops@example.org", "me"]}, "alerts.to", "'me'"),
         ({"schedule__cron": "@daily"}, "schedule.cron", "1 fields, not 5"),
+        ({"schedule__timezone": "Europe/Berlim"}, "schedule.timezone", "mean 'Europe/Berlin'?"),
+        ({"schedule__timezone": ""}, "schedule.timezone", "found ''"),
+        ({"schedule__timezone": "../UTC"}, "schedule.timezone", "'../UTC'"),
+        ({"schedule__timezone": "Europe"}, "schedule.timezone", "'Europe'"),
+        ({"alerts__timezone": "+02:00"}, "alerts.timezone", "'+02:00'"),
     ],
 )
 def test_values_that_cannot_work(changes: dict[str, Any], key: str, said: str) -> None:
@@ -316,6 +308,57 @@ def test_when_a_run_is_due_and_who_is_told_can_be_set() -> None:
     made = parse_stream("orders", changes, "orders.toml")
     assert (made.schedule.cron, made.alerts.remind_hours) == ("0 6 * * MON-FRI", 3)
     assert made.alerts.to == ("ops@example.org",)
+
+
+def test_times_of_people_can_be_set() -> None:
+    """By the IANA name of a time zone, for the schedule and for mails."""
+    changes = given(schedule__timezone="America/New_York", alerts__timezone="Asia/Kathmandu")
+    stream = parse_stream("orders", changes, "orders.toml")
+    assert stream.schedule.timezone == "America/New_York"
+    assert stream.alerts.timezone == "Asia/Kathmandu"
+
+
+@pytest.mark.parametrize(
+    ("settings", "before_field"),
+    [
+        ({}, "before"),
+        ({"table__before_field": "old"}, "old"),
+        ({"table__before_field": ""}, None),
+        ({"table__columns": {"id": "string", "before": "string"}}, None),
+        ({"sequence": "before"}, None),
+    ],
+)
+def test_before_images_are_in_the_field_before_unless_it_is_another(
+    settings: dict[str, Any], before_field: str | None
+) -> None:
+    """So that a table with such a column needs no setting."""
+    stream = parse_stream("orders", given(**settings), "orders.toml")
+    assert stream.before_field == before_field
+
+
+def test_a_column_may_be_the_sequence_the_session_or_the_name_of_rows() -> None:
+    """A field of a message can be both; a snapshot has its own sequence and session beside its rows."""
+    columns = {"id": "string", "version": "int64", "shop": "string", "rows": "int64"}
+    changes = given(
+        table__columns=columns, sequence="version", session="field:shop", table__before=False
+    )
+    table = parse_stream("orders", changes, "orders.toml").table_machine()
+    snapshot, update, delete, poison = table.decode(
+        [
+            b'{"type":"snapshot","version":1,"shop":"s","rows":[{"id":"a","version":1,"rows":9}]}',
+            b'{"type":"update","id":"a","version":2,"shop":"s","rows":8}',
+            b'{"type":"delete","id":"a","version":3,"shop":"s"}',
+            b'{"type":"update","id":"a","shop":"s"}',
+        ]
+    )
+    messages = [snapshot, update, delete]
+    assert list(table.sequences(messages)) == [1, 2, 3]
+    assert {table.session(message) for message in messages} == {"s"}
+    rows = table.start("s")
+    assert table.apply(rows, snapshot) == [("snapshot", "a", 1, None, 9)]
+    assert table.apply(rows, update) == (("update", "a", 2, "s", 8),)
+    assert table.apply(rows, delete) == (("delete", "a", None, None, None),)
+    assert "version" in poison.cause
 
 
 def test_skip_is_for_other_tiers() -> None:

@@ -221,3 +221,27 @@ def made(root: Path, name: str, content: str) -> stream_files.StreamFile:
     (root / "streams").mkdir(exist_ok=True)
     (root / "streams" / f"{name}.toml").write_text(content)
     return stream_files.load_stream(name, root / "streams")
+
+
+def test_a_store_is_named_in_the_output_path(tmp_path: Path) -> None:
+    """So that whoever opens it, also on a worker, takes the same credentials."""
+    (tmp_path / "s.toml").write_text(
+        'topics = "t"\nmachine = "m:M"\nkafka = "west"\nstore = "lake"\noutput.path = "s3://bucket/x/"\n'
+    )
+    stream = stream_files.load_stream("s", tmp_path).stream
+    assert (stream.kafka, stream.output.path) == ("west", "lake+s3://bucket/x")
+    assert stream_files.is_in_bucket(stream)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('store = "lake"', "store: found 'lake'"),
+        ('kafka = "west-1"', "kafka: found 'west-1'"),
+    ],
+)
+def test_a_wrong_name_of_a_connection_is_refused(tmp_path: Path, line: str, message: str) -> None:
+    """A folder has no store, and a name is a part of variables."""
+    (tmp_path / "s.toml").write_text(f"{line}\n{GOOD}")
+    with pytest.raises(ConfigError, match=message):
+        stream_files.load_stream("s", tmp_path)

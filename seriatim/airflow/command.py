@@ -9,7 +9,6 @@ Next: airflow/fold.py does the same through spark-submit; airflow/outcome.py mak
 
 from __future__ import annotations
 
-import ctypes
 import signal
 import subprocess
 import sys
@@ -19,16 +18,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import psutil
-from airflow.sdk import BaseOperator, BaseOperatorLink, CronDataIntervalTimetable
+from airflow.sdk import BaseOperator, BaseOperatorLink, CronTriggerTimetable
 from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
 from msgspec.structs import replace
 
 from seriatim import config
 from seriatim.airflow import environment
 from seriatim.airflow.outcome import build_error, outcome_file, read_outcome
+from seriatim.embedded.server_process import signal_when_parent_ends
 from seriatim.engine.failure import CommandOutcome
 from seriatim.errors import (
     BrokenPromiseError,
@@ -42,8 +42,6 @@ from seriatim.web import address
 START_DATE = datetime(2026, 1, 1)  # noqa: DTZ001  # Airflow takes it as UTC
 TERMINATE_GRACE_SECONDS = 5.0
 """How long processes may take to end before they are killed."""
-PR_SET_PDEATHSIG = 1
-"""The number of this option in Linux' prctl.h."""
 NO_RETRY_REASON = "a retry cannot help: a person has to decide"
 
 
@@ -66,11 +64,15 @@ def common_task_arguments(folder: Path) -> dict[str, Any]:
     }
 
 
-def schedule_arguments(cron: str) -> dict[str, Any]:
-    """The DAG arguments that our scheduled DAGs share. Without `cron` a DAG is started by hand."""
+def schedule_arguments(cron: str, timezone: str = "UTC") -> dict[str, Any]:
+    """The DAG arguments that our scheduled DAGs share. Without `cron` a DAG is started by hand.
+
+    The timetable is the one without data intervals. The one with them can lose the run that falls into
+    the hour that the clock skips: it takes the hour after as the begin of the next interval.
+    """
     timetable = None
     if cron:
-        timetable = CronDataIntervalTimetable(cron, timezone="UTC")
+        timetable = CronTriggerTimetable(cron, timezone=timezone)
     return {
         "schedule": timetable,
         "start_date": START_DATE,
@@ -136,10 +138,13 @@ class CommandOperator(BaseOperator):
         for line in printed.splitlines():
             self.log.info("%s", line)
         if not self.is_success(code, printed):
-            error = build_error(f"seriatim {arguments[0]}", code, outcome)
-            self._add_note(context, error)
-            raise error
+            self.raise_failure(context, build_error(f"seriatim {arguments[0]}", code, outcome))
         return printed
+
+    def raise_failure(self, context: Any, error: SeriatimError) -> NoReturn:
+        """Leave a note for the alert, and raise the error of a command that failed."""
+        self._add_note(context, error)
+        raise error
 
     def _build_arguments_or_report(self, context: Any) -> list[str]:
         """The arguments. A form that is refused is reported like any other error."""
@@ -209,8 +214,7 @@ class CommandOperator(BaseOperator):
 
 def die_with_parent() -> None:
     """Called in a new process: it ends when the task that started it ends, even by SIGKILL."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal_when_parent_ends(signal.SIGTERM)
 
 
 def terminate_process_tree(pid: int) -> None:

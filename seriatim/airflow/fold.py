@@ -30,6 +30,7 @@ from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
+from msgspec.structs import replace
 
 from seriatim import config, spark_settings, stream_files
 from seriatim.airflow import environment
@@ -239,6 +240,10 @@ class FoldOperator(SparkSubmitOperator):
     def _add_note(self, context: Any, error: SeriatimError) -> None:
         """Leave a note for the alert."""
         note = environment.task_note(context, self.task_id, error)
+        # A backfill and a replay are only asked for by a form: what they refuse is a slip in it.
+        is_asked_by_form = context["params"].get("action") in ("backfill", "replay")
+        is_form_error = isinstance(error, ConfigError) and is_asked_by_form
+        note = replace(note, is_form_error=is_form_error)
         environment.add_note(self.folder, self.stream, note, self.log)
 
     def on_kill(self) -> None:

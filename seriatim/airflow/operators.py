@@ -1,10 +1,11 @@
 """The tasks `plan`, `check` and `publish` of a stream's DAG, and the task `watch` of all streams. `fold`
 is in airflow/fold.py.
 
-`check` and `publish` run even if a task before them failed (`all_done`): what was committed is
-checked and published also when a partition halted, and DAGs that wait for the asset are triggered.
-Airflow takes a run as successful if its last task is, so there is another last task, `done`. It
-executes nothing, succeeds if fold, check and publish did, and fails the run otherwise.
+`check` and `publish` run even if `fold` failed: what was committed is checked and published also when
+a partition halted, and DAGs that wait for the asset are triggered. They do not run if `plan` failed or
+was skipped: nothing was folded then. Airflow takes a run as successful if its last task is, so there
+is another last task, `done`. It executes nothing, succeeds if fold, check and publish did, and fails
+the run otherwise.
 
 `watch` also notices failed runs for which Airflow called no callback: it calls none when a person
 marks a run as failed. The run's tasks may have left notes, which wait for the end of their run. A
@@ -16,7 +17,7 @@ Next: airflow/command.py runs the commands.
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 from airflow.sdk import Asset, DagRunState
@@ -25,11 +26,19 @@ from airflow.sdk.exceptions import AirflowSkipException
 from seriatim.airflow import environment
 from seriatim.airflow.command import CommandOperator, RunPage
 from seriatim.alerts.incidents import NO_CALLBACK, Note, runs_without_an_end
+from seriatim.errors import MissingTopicsError, SeriatimError
 from seriatim.operations.run_request import is_default_form, parse_run_request, plan_arguments
+
+AFTER_FOLD = "all_done_min_one_success"
+"""The rule of a task that has `plan` before it, and another task that may fail: both have ended, and
+`plan` succeeded, since without it the other one does not run. If one was skipped, so is the task.
+"""
 
 
 class PlanOperator(CommandOperator):
-    """Shows what `fold` is about to do, and refuses a form that asks for the impossible."""
+    """Shows what `fold` is about to do, and refuses a form that asks for the impossible. If no topic of
+    the stream is there yet, it is skipped, and so is the run.
+    """
 
     def __init__(self, *, stream: str, **kwargs: Any) -> None:
         super().__init__(arguments=["plan", stream], stream=stream, **kwargs)
@@ -40,6 +49,12 @@ class PlanOperator(CommandOperator):
         """
         request = parse_run_request(dict(context["params"]))
         return plan_arguments(request, self.stream)
+
+    def raise_failure(self, context: Any, error: SeriatimError) -> NoReturn:
+        """Skip the run while the stream waits for its topics; otherwise fail."""
+        if isinstance(error, MissingTopicsError):
+            raise AirflowSkipException(error.message)
+        super().raise_failure(context, error)
 
     def is_requested_by_form(self, context: Any) -> bool:
         """Whether the run was started by hand, with a form that is not the default."""

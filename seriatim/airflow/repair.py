@@ -50,7 +50,8 @@ class RepairPlanOperator(CommandOperator):
     def execute(self, context: Any) -> dict[str, str]:
         """Return the plan's text and its token.
 
-        The task fails if no repair helps, and is skipped if nothing is damaged.
+        The task fails if no repair helps. If nothing is damaged it succeeds without a token, and
+        the tasks that follow are skipped.
         """
         plan = msgspec.json.decode(self.run_command(context))
         # A plan that only ends a hold, or only deletes files, has to be approved as well.
@@ -64,9 +65,11 @@ class RepairPlanOperator(CommandOperator):
         is_about_whole_stream = not any(form.get(key) for key in ("partition", "session", "from"))
         if is_about_whole_stream:
             self._close_repair_incident(context)
-        raise AirflowSkipException(
-            f"{plan['stream']}: nothing is damaged, so there is nothing to approve"
-        )
+        texts = [well["says"] for well in plan["well"]]
+        texts.append("nothing is damaged, so there is nothing to approve")
+        text = f"{plan['stream']}: {'; '.join(texts)}"
+        self.log.info("%s", text)
+        return {"approval": "", "text": text}
 
     def _close_repair_incident(self, context: Any) -> None:
         """Note that an earlier repair that failed is not needed any more."""
@@ -80,7 +83,21 @@ class RepairPlanOperator(CommandOperator):
 
 
 class ApproveOperator(ApprovalOperator):
-    """Asks a person for the approval, and logs it if the answer is no."""
+    """Asks a person for the approval, and logs it if the answer is no.
+
+    If the plan changes nothing, nobody is asked: the task and those after it are skipped.
+    """
+
+    def __init__(self, *, plan_task_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.plan_task_id = plan_task_id
+
+    def execute(self, context: Any) -> Any:
+        """Ask, unless nothing is damaged any more."""
+        plan = context["ti"].xcom_pull(task_ids=self.plan_task_id)
+        if not plan["approval"]:
+            raise AirflowSkipException(plan["text"])
+        return super().execute(context)
 
     def execute_complete(self, context: Any, **answer: Any) -> Any:
         """Go on, or log that nothing was done. Airflow then skips what follows, by raising."""
@@ -119,7 +136,8 @@ def render_plan_markdown(plan: dict[str, Any]) -> str:
     lines += [f"not repaired by this: {note}" for note in plan["notes"]]
     # A backtick would end the block.
     text = "\n".join(lines).replace("`", "'")
-    return f"```\n{text}\n```"
+    # Airflow's page shows a block without a language as one line.
+    return f"```text\n{text}\n```"
 
 
 def _hold_lines(hold: dict[str, Any], *, is_resumed: bool) -> list[str]:

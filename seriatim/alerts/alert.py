@@ -17,6 +17,7 @@ all of it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
@@ -26,8 +27,10 @@ from msgspec.structs import replace
 
 from seriatim.alerts.incidents import (
     REFUSED_MAIL_RETENTION_SECONDS,
+    Alert,
     AlertState,
     Mail,
+    MailReference,
     MailRefusedError,
     Note,
     Observation,
@@ -146,7 +149,14 @@ def send_alerts(
     new_mails: tuple[Mail, ...] = ()
     if alert and recipients:
         context = replace(mail_context, to=recipients)
-        new_mails = (compose_mail(alert, context, observation.at_seconds),)
+        mail = compose_mail(alert, context, observation.at_seconds)
+        mail = replace(mail, id=_mail_id(context.stream, seen.version, alert))
+        new_mails = (mail,)
+        if alert.findings and not alert.failed_runs:
+            reference = MailReference(
+                id=mail.id, subject=mail.subject, at_seconds=observation.at_seconds
+            )
+            updated_state = replace(updated_state, unlinked_mail=reference)
     # 2. Store state and mail.
     done_notes += consumed_note_names(notes, observation.at_seconds)
     updated_state = replace(
@@ -162,6 +172,29 @@ def send_alerts(
     outbox.delete_notes(done_notes)
     # 4. Send.
     return send_waiting_mails(mail_context.to, observation.at_seconds, outbox, notifier)
+
+
+def _mail_id(stream: str, version_before: int, alert: Alert) -> str:
+    """The id of the mail about an alert.
+
+    It does not depend on when it was written: while the alert state cannot be stored, each
+    observation finds the same news again, and mails it under the same id. The version of the state
+    that is stored with a mail distinguishes it from later mails about the same.
+    """
+    notes = (*alert.failed_runs, *alert.recovered_runs, *alert.followed_runs)
+    incidents = (*alert.reminded_incidents, *alert.closed_incidents)
+    news = [
+        *(f"run {note.run} {note.text}" for note in notes),
+        *(f"{finding}" for finding in map(_finding_key, alert.findings)),
+        *(f"concern {concern.key}" for concern in alert.new_concerns),
+        *(f"incident {incident.concern.key}" for incident in incidents),
+    ]
+    identity = "\n".join([stream, str(version_before), *news])
+    return hashlib.sha256(identity.encode(errors="backslashreplace")).hexdigest()[:24]
+
+
+def _finding_key(finding: Finding) -> str:
+    return f"{finding.finding} {finding.partition_name} {finding.offset} {finding.session!r}"
 
 
 def _save_or_send(

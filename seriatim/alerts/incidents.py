@@ -32,15 +32,25 @@ MAIL_DELAY_SECONDS = {TROUBLE: 600.0, "held": 3600.0}
 """Concerns that may pass by themselves (a broker restarts, a repair is running) are mailed only
 after this time.
 """
-CONCERNS_EXPLAINING_FINDINGS = (RUN, "halted", "quarantine", "circuit")
+CONCERNS_EXPLAINING_FINDINGS = (RUN, "halted", "quarantine", "swapped", "circuit")
 """Kinds of concerns that explain why a run failed with findings, once they were mailed."""
-REPAIRABLE = ("halted", "held", "quarantine", "circuit")
+REPAIRABLE = ("halted", "held", "quarantine", "swapped", "circuit")
 """Kinds of concerns that a repair can end."""
 REPAIR_AGAIN = (
     "seriatim status shows what is still damaged; repair again, or decide otherwise.\n"
     f"If nothing is damaged any more, trigger {REPAIR_DAG} with the stream alone: it says so, and this is over"
 )
-MOST_URGENT_FIRST = ("time left", "halted", "circuit", RUN, REPAIR, TROUBLE, "quarantine", "late")
+MOST_URGENT_FIRST = (
+    "time left",
+    "halted",
+    "circuit",
+    RUN,
+    REPAIR,
+    TROUBLE,
+    "quarantine",
+    "swapped",
+    "late",
+)
 URGENCY = {concern: number for number, concern in enumerate(MOST_URGENT_FIRST)}
 FAILURES_REMEMBERED_MAX = 50
 HOUR_SECONDS = 3600.0
@@ -72,8 +82,8 @@ class Note(Struct, frozen=True, kw_only=True, rename={"is_form_error": "asked"})
     next: str = ""
     """The advice in `text`; empty if it has none."""
     is_form_error: bool = False
-    """Of a task: a person filled in a form with values that are not allowed. This is mailed once and
-    opens no incident.
+    """Of a task: a person filled in a form with values that are not allowed. That person sees it, and
+    nobody is mailed.
     """
     inferred: bool = False
     """Of a run: watch learned from Airflow that it failed; no callback was called."""
@@ -106,6 +116,16 @@ class Mail(Struct, frozen=True, kw_only=True):
     at_seconds: float
     refused_seconds: float | None = None
     """When the server refused it for the first time; None: it never did."""
+    follows: str = ""
+    """The id of the mail that it follows; empty if it stands alone."""
+
+
+class MailReference(Struct, frozen=True, kw_only=True):
+    """A mail about findings that was written before the run that met them had ended."""
+
+    id: str
+    subject: str
+    at_seconds: float
 
 
 class MailRefusedError(PlatformError):
@@ -134,6 +154,8 @@ class AlertState(
     """Failed runs that watch found by itself, and when. A later callback of such a run is not
     news.
     """
+    unlinked_mail: MailReference | None = None
+    """The last mail about findings that has no links to their run, because that had not ended."""
     consumed_notes: tuple[str, ...] = ()
     """The names of notes that this state contains and that may not be deleted yet."""
 
@@ -179,12 +201,18 @@ class Alert(Struct, kw_only=True):
     """Failed runs, oldest first, with the error of the task that failed."""
     recovered_runs: list[Note] = field(default_factory=list)
     """Runs that failed and were followed by a good run before a mail was written."""
+    followed_runs: list[Note] = field(default_factory=list)
+    """Runs that have ended, and whose findings were mailed before that without links."""
+    followed_mail: MailReference | None = None
+    """The mail that this one follows, if it has nothing but the links of a run."""
     findings: list[Finding] = field(default_factory=list)
     new_concerns: list[Concern] = field(default_factory=list)
     reminded_incidents: list[Incident] = field(default_factory=list)
     closed_incidents: list[Incident] = field(default_factory=list)
 
-    def __bool__(self) -> bool:
+    @property
+    def has_other_news(self) -> bool:
+        """Whether there is more than the links of a run."""
         return bool(
             self.failed_runs
             or self.recovered_runs
@@ -194,6 +222,9 @@ class Alert(Struct, kw_only=True):
             or self.closed_incidents
         )
 
+    def __bool__(self) -> bool:
+        return bool(self.followed_runs) or self.has_other_news
+
 
 def update_incidents(
     alert_state: AlertState, observation: Observation, remind_hours: float
@@ -202,7 +233,8 @@ def update_incidents(
 
     1. Drop late callbacks of runs whose failure was mailed before.
     2. Close the incidents that are over, and open those of newly observed concerns.
-    3. Decide which failed runs are news, and open their incidents.
+    3. Decide which failed runs are news, and open their incidents. A run whose findings were mailed
+       before it had ended is followed by its links.
     4. Choose the new concerns to mail.
     5. Choose the incidents to remind of.
     6. Mark everything chosen as mailed.
@@ -227,6 +259,7 @@ def update_incidents(
     # 3. Failed runs.
     _choose_failed_runs(alert, alert_state, open_incidents, observation, has_due=bool(due_keys))
     run_keys = _open_run_incidents(alert.failed_runs, open_incidents, observation)
+    unlinked_mail = _follow_unlinked_mail(alert, alert_state.unlinked_mail, observation)
 
     # 4. New concerns. A failed run is mailed at once, so trouble that may explain it does not wait.
     trouble = open_incidents.get(TROUBLE)
@@ -257,8 +290,33 @@ def update_incidents(
         reported_sequence=reported_sequence,
         open_incidents=open_incidents,
         inferred_runs=inferred_runs,
+        unlinked_mail=unlinked_mail,
     )
+    if alert.followed_runs and alert.has_other_news:
+        # The links come with the other news, which is a mail of its own.
+        alert.followed_mail = None
     return updated_state, alert
+
+
+def _follow_unlinked_mail(
+    alert: Alert, unlinked_mail: MailReference | None, observation: Observation
+) -> MailReference | None:
+    """Put the end of a run into the alert, if its findings were mailed before without links. The
+    mail that still has to be followed comes back.
+    """
+    if unlinked_mail is None:
+        return None
+    if observation.at_seconds - unlinked_mail.at_seconds > NOTE_RETENTION_SECONDS:
+        return None
+    ended_runs = [note for note in observation.notes if note.kind in ("failed", "good")]
+    if not ended_runs:
+        return unlinked_mail
+    last_run = _with_task_error(max(ended_runs, key=_note_seconds), observation.notes)
+    is_mailed_anyway = bool(alert.failed_runs or alert.recovered_runs)
+    if last_run.kind == "failed" and last_run.links and not is_mailed_anyway:
+        alert.followed_runs = [last_run]
+        alert.followed_mail = unlinked_mail
+    return None
 
 
 def runs_without_an_end(notes: Iterable[Note]) -> list[tuple[str, str]]:
@@ -415,7 +473,8 @@ def _last_good_run_seconds(notes: Iterable[Note], incident_key: str) -> float:
 def _split_failed_runs(observation: Observation) -> tuple[list[Note], list[Note]]:
     """Failed runs without a good run after them, and failed runs with one; oldest first.
 
-    Of runs that failed in the same way only the last is returned.
+    Of runs that failed in the same way only the last is returned. A slip in a form concerns the person
+    who made it, and no one else: such runs are left out.
     """
     good_seconds = {
         RUN: _last_good_run_seconds(observation.notes, RUN),
@@ -427,6 +486,8 @@ def _split_failed_runs(observation: Observation) -> tuple[list[Note], list[Note]
     recovered: dict[tuple[str, str], Note] = {}
     for note in failed_notes:
         failed_run = _with_task_error(note, observation.notes)
+        if failed_run.is_form_error:
+            continue
         incident_key = _incident_key(failed_run)
         is_recovered = note.at_seconds < good_seconds[incident_key]
         runs = recovered if is_recovered else standing
@@ -494,8 +555,6 @@ def _is_already_reported(
     """Whether a failure is not news: the same failure was mailed, or its findings are mailed by
     themselves.
     """
-    if failed_run.is_form_error:
-        return False
     if _is_caused_by_findings(failed_run):
         return _are_findings_reported(open_incidents, alert_state, observation)
     incident = open_incidents.get(_incident_key(failed_run))
@@ -540,11 +599,9 @@ def _open_run_incidents(
 
 
 def _opens_run_incident(failed_run: Note, observation: Observation) -> bool:
-    """Whether a failed run opens an incident. A mistake in a form concerns its author alone, and
-    findings have incidents of their own, if the ledger can be read.
+    """Whether a failed run opens an incident. Findings have incidents of their own, if the ledger can
+    be read.
     """
-    if failed_run.is_form_error:
-        return False
     return not _is_caused_by_findings(failed_run) or observation.sequence is None
 
 

@@ -1,7 +1,7 @@
 """Mails: an alert as text and as HTML for a person. Pure; a mail fetches nothing from elsewhere.
 
-Every mail names the stream, what happened, which data is touched, how much time is left, and the
-command to type next.
+Every mail names the stream, what happened, which data is touched, how bad it is and how urgent, what
+happens if nobody acts, and the command to type next.
 
 Next: alerts/incidents.py decides what is news; alerts/smtp.py sends the mail.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 from datetime import UTC, datetime
 from urllib.parse import quote
+from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import Struct
@@ -20,14 +21,27 @@ from seriatim.engine.findings import (
     FINDING_TITLES,
     Concern,
     Finding,
+    FindingGroup,
+    count_of,
     format_duration,
+    group_findings,
     printable_session,
+    runbook_row,
     shorten,
 )
 from seriatim.errors import render_screen
+from seriatim.operations.status import (
+    SWAPPED,
+    PartitionStatus,
+    QuarantinedSession,
+    QuarantineGroup,
+    StreamStatus,
+    describe_quarantined_count,
+)
 from seriatim.web.render import render_template
 
-FINDINGS_LISTED_MAX = 20
+GROUPS_LISTED_MAX = 20
+PLACES_LISTED_MAX = 5
 SECTIONS_PER_KIND_MAX = 50
 """No mail server accepts a mail of many megabytes."""
 FOR_EVER_SECONDS = 100 * 365 * 86_400
@@ -36,6 +50,15 @@ SUBJECT_MAX = 150
 FACT_MAX = 800
 ERROR_TEXT_MAX = 2000
 INCIDENT_TITLES = {RUN: "runs fail", REPAIR: "a repair failed"}
+ENDED_TITLES = {RUN: "runs succeed again", REPAIR: "the repair that failed is settled"}
+"""How the end of an incident is called, where its key alone would be misunderstood."""
+WHERE_TO_TYPE = (
+    "in the project's folder, on a host where Seriatim is installed;\n"
+    "with docker-compose.yaml: docker compose exec scheduler bash"
+)
+WHERE_TO_PASTE = "press Trigger, open Advanced Options, and put into Configuration JSON:"
+"""Airflow 3.3 has no address that opens the form, so the page of the DAG is as near as a link leads."""
+RUNBOOK = "docs/RUNBOOK.md"
 
 
 class MailSection(Struct, frozen=True):
@@ -54,6 +77,12 @@ class MailContext(Struct, frozen=True, kw_only=True):
     airflow_url: str = ""
     report_url: str = ""
     """The newest report of the stream; empty if there is none."""
+    timezone: str = "UTC"
+    """The time zone in which the recipients read times, by its IANA name."""
+    runbook_url: str = ""
+    """The page with the runbook; empty if there is none."""
+    status: StreamStatus | None = None
+    """How the stream is; None if it could not be read."""
 
     def airflow_link(self, path: str) -> str:
         """The address of a page of Airflow; empty if Airflow's address is not known."""
@@ -61,14 +90,36 @@ class MailContext(Struct, frozen=True, kw_only=True):
             return ""
         return f"{self.airflow_url.rstrip('/')}/{path}"
 
+    def runbook(self, name: str) -> str:
+        """Where the runbook's row about a finding or an alert is."""
+        name = "run failed" if name == RUN else name
+        if self.runbook_url:
+            return f"{self.runbook_url}#{runbook_row(name)}"
+        return f"{RUNBOOK}, the row of `{name}`"
+
+    def quarantined_session(self, finding: Finding) -> QuarantinedSession | None:
+        """The session of a finding, if it is in quarantine because of it."""
+        finding_place = (finding.partition_name, finding.session, finding.offset)
+        for session in self.status.quarantined if self.status else []:
+            if (session.partition_name, session.session, session.offset) == finding_place:
+                return session
+        return None
+
 
 def compose_mail(alert: Alert, context: MailContext, at_seconds: float) -> Mail:
     """The mail of an alert, in text and HTML."""
     opening = _opening(alert, context)
     sections = _sections(alert, context, at_seconds)
+    severity = describe_severity(alert, context, at_seconds)
+    if severity:
+        sections.insert(0, MailSection("How bad it is", severity))
+    if any("next" in section.facts for section in sections):
+        sections.append(MailSection("Where to type commands", {"where": WHERE_TO_TYPE}))
     links = _links(alert, context)
     text = _text(opening, sections, links)
-    subject = f"[seriatim] {context.stream}: {_subject(alert)}".replace("\n", " ")
+    subject = f"[seriatim] {context.stream}: {_subject(alert, context)}".replace("\n", " ")
+    if alert.followed_mail is not None:
+        subject = f"Re: {alert.followed_mail.subject}"
     identity = f"{context.stream}\n{at_seconds}\n{text}"
     return Mail(
         id=hashlib.sha256(identity.encode()).hexdigest()[:24],
@@ -77,13 +128,14 @@ def compose_mail(alert: Alert, context: MailContext, at_seconds: float) -> Mail:
         text=text + "\n",
         html=render_template("mail.html", opening=opening, sections=sections, links=links),
         at_seconds=at_seconds,
+        follows=alert.followed_mail.id if alert.followed_mail else "",
     )
 
 
-def _subject(alert: Alert) -> str:
+def _subject(alert: Alert, context: MailContext) -> str:
     """The most urgent news of the alert."""
     if alert.findings:
-        return _findings_subject(alert.findings)
+        return _findings_subject(alert.findings, context)
     if alert.new_concerns:
         concern = alert.new_concerns[0]
         # Trouble of the platform is usually the reason of a failed run, and less precise than it.
@@ -95,14 +147,25 @@ def _subject(alert: Alert) -> str:
         return f"still open: {_incident_keys(alert.reminded_incidents)}"
     if alert.recovered_runs:
         return f"over: run failed: {_headline(alert.recovered_runs[-1])}"
-    return f"over: {_incident_keys(alert.closed_incidents)}"
+    return f"over: {', '.join(map(_ended_title, alert.closed_incidents))}"
 
 
-def _findings_subject(findings: list[Finding]) -> str:
+def _ended_title(incident: Incident) -> str:
+    """What is over, as a subject says it."""
+    concern = incident.concern
+    if concern.kind not in ENDED_TITLES:
+        return concern.key
+    return f"{ENDED_TITLES[concern.kind]} (before: {concern.text})"
+
+
+def _findings_subject(findings: list[Finding], context: MailContext) -> str:
     """The first finding, and how many more there are."""
     finding = findings[0]
     location = finding.partition_name or "the records table"
     subject = f"{FINDING_TITLES[finding.finding]} in {location}{_at_offset(finding)}"
+    session = context.quarantined_session(finding)
+    if session is not None and session.cause == SWAPPED:
+        subject += f", {SWAPPED}"
     if len(findings) > 1:
         subject += f" and {len(findings) - 1} more"
     return subject
@@ -125,21 +188,18 @@ def _opening(alert: Alert, context: MailContext) -> str:
         clauses.append("a run failed")
     if alert.recovered_runs:
         clauses.append("a run failed, and a later one went well")
+    if alert.followed_runs:
+        clauses.append("the run that met what was mailed before has ended; its links are below")
     if alert.findings:
-        clauses.append(_count(len(alert.findings), "new finding"))
+        clauses.append(count_of(len(alert.findings), "new finding"))
     if alert.new_concerns:
-        clauses.append(f"{_count(len(alert.new_concerns), 'thing')} to look at")
+        clauses.append(f"{count_of(len(alert.new_concerns), 'thing')} to look at")
     if alert.reminded_incidents:
         clauses.append(f"{len(alert.reminded_incidents)} still open")
     if alert.closed_incidents:
         pronoun = "them" if len(alert.closed_incidents) > 1 else "it"
         clauses.append(f"{len(alert.closed_incidents)} over, nothing to do about {pronoun}")
     return f"Stream {context.stream}: {', '.join(clauses)}."
-
-
-def _count(number: int, noun: str) -> str:
-    plural = "s" if number > 1 else ""
-    return f"{number} {noun}{plural}"
 
 
 def _sections(alert: Alert, context: MailContext, at_seconds: float) -> list[MailSection]:
@@ -153,18 +213,19 @@ def _sections(alert: Alert, context: MailContext, at_seconds: float) -> list[Mai
         for run in alert.recovered_runs
     ]
     # A finding's own section already says what it halted or quarantined.
-    covered_kinds = ("halted", "quarantine") if has_findings else ()
+    covered_kinds = ("halted", "quarantine", "swapped") if has_findings else ()
     concern_sections = [
-        _concern_section(concern)
+        _concern_section(concern, context)
         for concern in alert.new_concerns
         if concern.kind not in covered_kinds
     ]
     reminder_sections = [
-        _incident_section(incident, "still open", at_seconds)
+        _incident_section(incident, "still open", context, at_seconds)
         for incident in alert.reminded_incidents
     ]
     closed_sections = [
-        _incident_section(incident, "over", at_seconds) for incident in alert.closed_incidents
+        _incident_section(incident, "over", context, at_seconds)
+        for incident in alert.closed_incidents
     ]
     sections = _finding_sections(alert.findings, context, at_seconds)
     for sections_of_kind in (
@@ -184,17 +245,30 @@ def _sections(alert: Alert, context: MailContext, at_seconds: float) -> list[Mai
 def _finding_sections(
     findings: list[Finding], context: MailContext, at_seconds: float
 ) -> list[MailSection]:
-    sections = [
-        _finding_section(finding, context, at_seconds) for finding in findings[:FINDINGS_LISTED_MAX]
-    ]
-    omitted = len(findings) - FINDINGS_LISTED_MAX
+    """A section for each finding; if there are many, one for each kind and cause."""
+    groups = group_findings(findings)
+    sections = [_group_section(group, context, at_seconds) for group in groups[:GROUPS_LISTED_MAX]]
+    omitted = len(groups) - GROUPS_LISTED_MAX
     if omitted > 0:
-        sections.append(_omitted_section(f"{omitted} more findings", context))
+        sections.append(_omitted_section(f"{omitted} more kinds and causes", context))
     return sections
 
 
+def _group_section(group: FindingGroup, context: MailContext, at_seconds: float) -> MailSection:
+    """The first finding of a group, which stands for the others, and where the others are."""
+    section = _finding_section(group.example, context, at_seconds)
+    count = len(group.findings)
+    if count == 1:
+        return section
+    headline = f"{count} findings of the same kind, first {section.headline}"
+    others = ", ".join(finding.location for finding in group.findings[1:PLACES_LISTED_MAX])
+    if count > PLACES_LISTED_MAX:
+        others += f" and {count - PLACES_LISTED_MAX} more"
+    return MailSection(headline, {"others": others, **section.facts})
+
+
 def _omitted_section(headline: str, context: MailContext) -> MailSection:
-    return MailSection(headline, {"next": f"seriatim status {context.stream}"})
+    return MailSection(headline, {"next": f"seriatim status {context.stream} --all"})
 
 
 def _finding_section(finding: Finding, context: MailContext, at_seconds: float) -> MailSection:
@@ -206,44 +280,65 @@ def _finding_section(finding: Finding, context: MailContext, at_seconds: float) 
     time_left = ""
     if finding.finding != "expired":
         # What an expired finding is about is gone already.
-        time_left = _describe_time_left(finding.time_left_seconds, at_seconds)
+        time_left = _describe_time_left(finding.time_left_seconds, context, at_seconds)
+    session = context.quarantined_session(finding)
+    missing = session.missing if session is not None else None
+    advice = finding.advice(context.stream)
+    in_airflow = _repair_link(finding, context)
+    in_kafka = ""
+    if session is not None and missing is not None:
+        in_kafka = missing.describe()
+        group = QuarantineGroup(finding=finding.finding, cause=session.cause, sessions=[session])
+        if context.status is not None:
+            advice = group.advice(context.status)
+        if not missing.is_swapped:
+            # A repair would find the same gap again.
+            in_airflow = ""
     facts = {
         "expected": finding.expected,
         "found": finding.found,
         "cause": finding.cause,
+        "in Kafka": in_kafka,
         "touched": finding.touched,
         "time left": time_left,
-        "next": finding.advice(context.stream),
-        "in Airflow": _repair_link(finding, context),
+        "next": advice,
+        "in Airflow": in_airflow,
+        "runbook": context.runbook(finding.finding),
     }
     short_facts = {label: shorten(fact, FACT_MAX) for label, fact in facts.items() if fact}
     return MailSection(headline, short_facts)
 
 
-def _describe_time_left(seconds: int | None, at_seconds: float) -> str:
+def _describe_time_left(seconds: int | None, context: MailContext, at_seconds: float) -> str:
     """How long Kafka still has the data, and until when; empty if it has it for ever."""
     if seconds is None or seconds > FOR_EVER_SECONDS:
         return ""
-    end = format_time(at_seconds + seconds)
+    end = format_time(at_seconds + seconds, context.timezone)
     return (
         f"{format_duration(seconds)}: from {end} on, Kafka deletes messages that are not folded yet"
     )
 
 
 def _repair_link(finding: Finding, context: MailContext) -> str:
-    """The repair DAG, with the values to paste: its form cannot be filled in by a link."""
-    link = context.airflow_link("dags/seriatim_repair")
-    if not link:
-        return ""
-    values = {"stream": context.stream}
+    """Where the repair of a finding is in Airflow; empty without Airflow."""
+    values = {}
     if finding.partition >= 0:
         values["partition"] = finding.partition_name
     if finding.session is not None:
         values["session"] = finding.session
-    text = f"{link} and paste {msgspec.json.encode(values).decode()}"
-    if finding.can_go_forward:
-        text += ", or with forward checked to go on without it"
+    text = _repair_form(context, values)
+    if text and finding.can_go_forward:
+        text += "\nor with forward checked to go on without it"
     return text
+
+
+def _repair_form(context: MailContext, values: dict[str, str]) -> str:
+    """The repair DAG, where to paste, and what: its form cannot be filled in by a link."""
+    link = context.airflow_link("dags/seriatim_repair")
+    if not link:
+        return ""
+    form = msgspec.json.encode({"stream": context.stream, **values}).decode()
+    return f"open {link}, {WHERE_TO_PASTE}\n{form}"
 
 
 def _failed_run_section(
@@ -258,6 +353,8 @@ def _failed_run_section(
         _, _, text_after_headline = failed_run.text.partition("\n")
         error_text = shorten(text_after_headline.strip("\n"), ERROR_TEXT_MAX)
     facts = {"task": failed_run.task, "run": run, "said": error_text}
+    if not is_reported:
+        facts["runbook"] = context.runbook("run failed")
     if not is_reported and not failed_run.next:
         facts["next"] = f"read the task's log, then: seriatim status {context.stream}"
     return MailSection(f"{prefix}: {_headline(failed_run)}", facts)
@@ -268,26 +365,112 @@ def _headline(failed_run: Note) -> str:
     return shorten(first_line) or "the scheduler gave no reason"
 
 
-def _concern_section(concern: Concern) -> MailSection:
+def _concern_section(concern: Concern, context: MailContext) -> MailSection:
     facts = {"what": shorten(concern.text, FACT_MAX), "next": concern.next}
+    if concern.kind == "swapped":
+        facts["in Airflow"] = _repair_form(context, {"partition": concern.location})
+    facts["runbook"] = context.runbook(concern.kind)
     return MailSection(concern.key, facts)
 
 
-def _incident_section(incident: Incident, prefix: str, at_seconds: float) -> MailSection:
+def _incident_section(
+    incident: Incident, prefix: str, context: MailContext, at_seconds: float
+) -> MailSection:
     """An incident that is still open, or over."""
     concern = incident.concern
     lasted_seconds = max(0.0, at_seconds - incident.since_seconds)
-    since = f"{format_time(incident.since_seconds)}, {format_duration(lasted_seconds)}"
+    since_time = format_time(incident.since_seconds, context.timezone)
+    since = f"{since_time}, {format_duration(lasted_seconds)}"
     facts = {"what": shorten(concern.text, FACT_MAX), "since": since}
     if prefix != "over":
         facts["next"] = concern.next
+        facts["runbook"] = context.runbook(concern.kind)
     title = INCIDENT_TITLES.get(concern.kind, concern.key)
     return MailSection(f"{prefix}: {title}", facts)
 
 
+def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> dict[str, str]:
+    """How bad it is: what is damaged, what went on, whether the producer was asked, how urgent it
+    is, and what happens if nobody acts. Empty if nothing is open, or nothing is known.
+    """
+    status = context.status
+    is_open = alert.findings or alert.new_concerns or alert.failed_runs or alert.reminded_incidents
+    if status is None or not is_open:
+        return {}
+    halted = [partition for partition in status.partitions if partition.halt is not None]
+    held = [partition for partition in status.partitions if partition.hold]
+    waiting_count = len({partition.partition_name for partition in [*halted, *held]})
+    damaged = []
+    if status.quarantined_count:
+        damaged.append(f"{describe_quarantined_count(status)} in quarantine")
+    if waiting_count:
+        partition_count = count_of(len(status.partitions), "partition")
+        waits = "waits" if waiting_count == 1 else "wait"
+        damaged.append(f"{waiting_count} of {partition_count} {waits} for a person")
+    if status.circuit == "open":
+        damaged.append("output that failed its check")
+    producer = ""
+    if status.quarantined_count:
+        producer = "not asked for snapshots: `snapshot_requests` is not set in the stream file"
+        if status.snapshot_requests:
+            producer = f"runs ask it for snapshots, on topic {status.snapshot_requests}"
+    nearest = status.nearest
+    return {
+        "damaged": ", ".join(damaged) or "no output",
+        "the rest": _describe_rest(status),
+        "producer": producer,
+        "urgent": _describe_urgency(status, nearest, context, at_seconds),
+        "if ignored": _describe_neglect(status, waiting_count),
+    }
+
+
+def _describe_rest(status: StreamStatus) -> str:
+    """What was done with everything that is not damaged."""
+    text = f"went on: folded up to entry {status.sequence}, checked up to entry {status.checked}"
+    if status.published is not None:
+        text += f", published up to entry {status.published}"
+    if status.circuit == "open":
+        text += "; nothing newer is published until the check is settled"
+    return text
+
+
+def _describe_urgency(
+    status: StreamStatus, nearest: PartitionStatus | None, context: MailContext, at_seconds: float
+) -> str:
+    """How soon somebody has to act, by what Kafka deletes and what readers miss."""
+    if nearest is not None and nearest.time_left_seconds is not None:
+        seconds = nearest.time_left_seconds
+        if seconds <= FOR_EVER_SECONDS:
+            end = format_time(at_seconds + seconds, context.timezone)
+            text = f"act before {end}, in {format_duration(seconds)}: then Kafka deletes messages"
+            return f"{text} of {nearest.partition_name} that are not folded yet"
+    if status.circuit == "open":
+        return "soon: readers of `current` get nothing newer"
+    return "no: Kafka deletes nothing that is needed, as far as is known now"
+
+
+def _describe_neglect(status: StreamStatus, waiting_count: int) -> str:
+    """What happens if nobody acts."""
+    texts = []
+    if waiting_count:
+        texts.append(
+            "the partitions that wait get nothing new, and what Kafka deletes meanwhile is lost"
+        )
+    if status.quarantined_count:
+        texts.append(
+            "the sessions in quarantine keep their last good rows until their next snapshot,"
+            " which makes them right"
+        )
+    if status.circuit == "open":
+        texts.append("`current` stays as it is")
+    if not texts:
+        texts.append("the next runs go on by themselves if they can; you are reminded")
+    return "; ".join(texts)
+
+
 def _links(alert: Alert, context: MailContext) -> dict[str, str]:
     """Addresses by label: those of the newest failed run, the stream's page, the report."""
-    runs = [*alert.recovered_runs, *alert.failed_runs]
+    runs = [*alert.recovered_runs, *alert.failed_runs, *alert.followed_runs]
     links = dict(runs[-1].links) if runs else {}
     links["stream"] = context.airflow_link(f"dags/{quote(context.stream)}")
     # A report tells nothing about a stream that could not be read.
@@ -295,9 +478,14 @@ def _links(alert: Alert, context: MailContext) -> dict[str, str]:
     return {label: url for label, url in links.items() if url}
 
 
-def format_time(seconds: float) -> str:
-    """A time as people read it, in UTC: 2026-11-18 02:32 UTC."""
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+def format_time(seconds: float, timezone: str) -> str:
+    """A time as people read it: 2026-11-18 02:32 UTC, or with the offset of its zone from UTC:
+    2026-11-18 03:32+01:00.
+    """
+    if timezone == "UTC":
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+    local_time = datetime.fromtimestamp(seconds, ZoneInfo(timezone))
+    return local_time.isoformat(sep=" ", timespec="minutes")
 
 
 def _text(opening: str, sections: list[MailSection], links: dict[str, str]) -> str:

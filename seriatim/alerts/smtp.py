@@ -154,6 +154,9 @@ class SmtpNotifier:
         message["Date"] = format_datetime(datetime.fromtimestamp(mail.at_seconds, UTC))
         # The same id over all attempts: mail programs show a repeated mail once.
         message["Message-ID"] = f"<{mail.id}@seriatim.{sender_domain}>"
+        if mail.follows:
+            message["In-Reply-To"] = f"<{mail.follows}@seriatim.{sender_domain}>"
+            message["References"] = message["In-Reply-To"]
         message["Auto-Submitted"] = "auto-generated"
         message.set_content(mail.text)
         message.add_alternative(mail.html, subtype="html")

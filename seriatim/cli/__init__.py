@@ -79,7 +79,15 @@ COMMANDS = {
         LazyCommand(
             "status", "status:status", "Show partitions, lag, time left, halts and quarantine."
         ),
+        LazyCommand(
+            "streams",
+            "streams:streams",
+            "List the stream files with the state of each in one line.",
+        ),
         LazyCommand("top", "top:top", "Show all streams at a glance, live."),
+        LazyCommand(
+            "topics", "topics:topics", "List topics with partitions, messages, first and last time."
+        ),
         LazyCommand(
             "version", "status:version", "Print the Delta version that a ledger entry made."
         ),
@@ -133,7 +141,12 @@ COMMANDS = {
             "jars", "set_up:jars", "Fetch the JARs that Spark and the embedded broker need."
         ),
         LazyCommand("kafka", "set_up:kafka", "Start and stop the embedded Kafka broker."),
-        LazyCommand("produce", "set_up:produce", "Send sample data to Kafka."),
+        LazyCommand(
+            "new", "new:new", "Make a new stream: stream file, machine, test and expectations."
+        ),
+        LazyCommand(
+            "produce", "produce:produce", "Send a file of JSON lines, or sample data, to Kafka."
+        ),
         LazyCommand("s3", "s3:s3", "Start and stop the embedded S3 server."),
     ],
 }
@@ -165,6 +178,8 @@ class Options:
     """Whether stack traces are shown."""
     json = False
     """Whether results, and every line on stderr, are JSON. The option `--json` sets it."""
+    all_findings = False
+    """Whether every finding is printed, and not only groups. The option `--all` sets it."""
     is_own_process = False
     """Whether the process runs this command only. It is False inside tests and Airflow tasks."""
 

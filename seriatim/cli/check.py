@@ -11,16 +11,15 @@ from typing import Any
 
 from seriatim import config, context, stream_files
 from seriatim.cli import CommandResult, print_notice, report
-from seriatim.cli.options import Json, StreamName, load_stream
+from seriatim.cli.options import AllFindings, Json, StreamName, load_stream
 from seriatim.cli.output import (
     RunProgress,
-    count_of,
     errors_among,
     print_findings,
     sequence_or_none,
 )
 from seriatim.context import ConnectedStream
-from seriatim.engine.findings import Finding, FindingsError, new_findings_error
+from seriatim.engine.findings import Finding, FindingsError, count_of, new_findings_error
 from seriatim.errors import SeriatimError
 from seriatim.ledger.model import Ledger, circuit_advice, describe_failed_range
 from seriatim.operations.prove.check import CheckResult, check_stream
@@ -32,7 +31,7 @@ from seriatim.storage.store import open_store
 from seriatim.stream_files import StreamFile
 
 
-def check(stream: StreamName, _json: Json = False) -> CheckedEntries:
+def check(stream: StreamName, _all: AllFindings = False, _json: Json = False) -> CheckedEntries:
     """Judge the ledger entries that no check has judged yet.
 
     They are judged by the suites in expectations/. The verdict is a ledger entry of its own: good

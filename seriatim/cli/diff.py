@@ -14,11 +14,12 @@ from msgspec import Struct
 from seriatim import config, context
 from seriatim.cli import CommandResult, Options, print_notice
 from seriatim.cli.lookback import render_value
-from seriatim.cli.options import Json, load_stream, require_run_head
+from seriatim.cli.options import Json, load_stream
 from seriatim.cli.output import RunProgress
 from seriatim.engine.findings import shell_quote
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
+from seriatim.ledger.commit import require_head
 from seriatim.operations.inspect.diff import DiffResult, RecordDifference, diff_records
 from seriatim.storage import scratch
 from seriatim.storage.record_query import RecordQuery
@@ -94,7 +95,7 @@ def _open_stream_output(name: str) -> ComparedOutput:
 
     file = load_stream(name)
     stream = file.stream
-    head = require_run_head(context.ledger(file), stream.name)
+    head = require_head(context.ledger(file), stream.name)
     folded_ranges = {}
     for partition_name, account in head.ledger.partitions.items():
         life = (Partition.parse(partition_name), account.topic_id)

@@ -22,9 +22,10 @@ from seriatim.cli.options import (
     StreamName,
     load_stream,
     require_reason,
-    require_run_head,
 )
-from seriatim.cli.output import count_of, print_derived_error, render_table
+from seriatim.cli.output import print_derived_error, render_table
+from seriatim.engine.findings import count_of
+from seriatim.ledger.commit import require_head
 from seriatim.operations.followers import catch_up_after_run, catch_up_derived, read_gaps
 from seriatim.operations.release import SessionRelease, release_session
 
@@ -71,7 +72,7 @@ def gaps(
     file = load_stream(stream)
     name = file.stream.name
     ledger_store = context.ledger(file)
-    ledger = require_run_head(ledger_store, name).ledger
+    ledger = require_head(ledger_store, name).ledger
     # The table `gaps` may be behind the ledger; `read_gaps` adds what it does not have yet.
     gap_rows = [
         gap.to_row() for gap in read_gaps(ledger_store, context.derived_tables(file), ledger)
@@ -114,7 +115,7 @@ def rebuild(stream: StreamName, _json: Json = False) -> CommandResult:
     file = load_stream(stream)
     name = file.stream.name
     ledger_store = context.ledger(file)
-    ledger = require_run_head(ledger_store, name).ledger
+    ledger = require_head(ledger_store, name).ledger
     entry_count = ledger.sequence + 1
     print_notice(f"{name}: reading {entry_count} entries", entries=entry_count)
     catch_up_derived(ledger_store, context.derived_tables(file), ledger, rebuild=True)
@@ -159,7 +160,7 @@ def release(
     open_stream = context.ConnectedStream(file, config.load_settings(), writes_records=True)
     decision = release_session(open_stream, session, because, topic, dry_run=dry_run)
     if not dry_run:
-        ledger = require_run_head(open_stream.ledger, name).ledger
+        ledger = require_head(open_stream.ledger, name).ledger
         print_derived_error(
             name, catch_up_after_run(open_stream.ledger, open_stream.derived, ledger)
         )

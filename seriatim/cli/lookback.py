@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from seriatim import config, context, stream_files
 from seriatim.cli import Options, print_json, print_notice
-from seriatim.cli.options import Json, StreamName, load_stream, require_run_head
+from seriatim.cli.options import Json, StreamName, load_stream
 from seriatim.cli.output import RunProgress
 from seriatim.context import ConnectedStream
 from seriatim.engine.findings import shorten
@@ -29,6 +29,7 @@ from seriatim.engine.machine import Runner
 from seriatim.engine.messages import Poison
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
+from seriatim.ledger.commit import require_head
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.operations.inspect.session_replay import SessionReplay, find_session
 from seriatim.operations.inspect.tracing import TraceStep
@@ -214,7 +215,7 @@ def open_lookback(stream: str) -> Iterator[LookbackCommand]:
     # After the user's machine, so that one that needs pandas has imported it already.
     block_pandas_import()
     name = file.stream.name
-    head = require_run_head(open_stream.ledger, name)
+    head = require_head(open_stream.ledger, name)
     context.refuse_machine_for_ledger(file, head.ledger)
     progress = RunProgress(name, "offsets", silent_seconds=PROGRESS_DELAY_SECONDS)
     command = LookbackCommand(file, open_stream, head, progress)
@@ -362,7 +363,14 @@ def _print_changes(changes: list[dict[str, Any]]) -> None:
 
 def without_values_before(record: dict[str, Any]) -> dict[str, Any]:
     """A record without the values before the change: the lines above it have shown them."""
-    return {column: value for column, value in record.items() if not column.startswith("before_")}
+    values = {}
+    for column, value in record.items():
+        # A column of the table may begin so, too: only one beside the column that it is named after is
+        # a before-image.
+        is_before_image = column.startswith("before_") and column.removeprefix("before_") in record
+        if not is_before_image:
+            values[column] = value
+    return values
 
 
 def _print_records(records: list[dict[str, Any]]) -> None:

@@ -5,6 +5,7 @@ Next: cli/__init__.py has the table of commands; cli/gaps.py is a simple command
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -12,14 +13,16 @@ import typer
 from seriatim import config, stream_files
 from seriatim.cli import Options
 from seriatim.errors import ConfigError
-from seriatim.ledger.commit import read_head
-from seriatim.ledger.manifests import LedgerHead
-from seriatim.ports import LedgerStore
 from seriatim.stream_files import StreamFile
 
 
 def _choose_json(value: bool) -> bool:
     Options.json = value
+    return value
+
+
+def _choose_all_findings(value: bool) -> bool:
+    Options.all_findings = value
     return value
 
 
@@ -33,6 +36,14 @@ StreamName = Annotated[
 Json = Annotated[
     bool,
     typer.Option("--json", callback=_choose_json, is_eager=True, help="Print JSON, for scripts."),
+]
+AllFindings = Annotated[
+    bool,
+    typer.Option(
+        "--all",
+        callback=_choose_all_findings,
+        help="Print every finding. Without it many findings are put into groups.",
+    ),
 ]
 Because = Annotated[
     str,
@@ -59,17 +70,20 @@ def stream_names(stream: str | None) -> list[str]:
     names = [stream] if stream else stream_files.list_streams(folder)
     if not names:
         raise ConfigError(
-            f"there are no stream files in {folder}", next="make one, or set SERIATIM_STREAMS"
+            f"there are no stream files in {folder}",
+            next="make one with `seriatim new NAME`, or set SERIATIM_STREAMS",
         )
     return names
 
 
-def require_run_head(store: LedgerStore, stream: str) -> LedgerHead:
-    """The head of a stream's ledger. A stream that was never run is refused."""
-    head = read_head(store, stream)
-    if head is None:
-        raise ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
-    return head
+def require_regex(text: str, name: str) -> None:
+    """Refuse what cannot match names of topics. `name` is what a person calls the text."""
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(
+            f"{name} {text!r} is not a regular expression: {error}", next="like 'orders-.*'"
+        ) from None
 
 
 def require_reason(because: str, *, dry_run: bool) -> None:

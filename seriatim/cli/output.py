@@ -14,20 +14,26 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, Literal, Self
 
 import typer
+from msgspec import Struct
+from msgspec.structs import asdict
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from seriatim.cli import Options, print_json, print_notice
-from seriatim.engine.findings import Finding
+from seriatim.cli import CommandResult, Options, print_json, print_notice
+from seriatim.engine.findings import Finding, count_of, group_findings
+from seriatim.errors import PlatformError
 
 LINE_EVERY_SECONDS = 10.0
 BAR_WIDTH = 24
+SESSION_WIDTH_MAX = 60
+"""A session's name up to this width is not broken in a table."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -49,6 +55,10 @@ class RunProgress:
 
     def __call__(self, done: int, total: int) -> None:
         now_seconds = time.monotonic()
+        if not done:
+            # The work begins now. What came before, like the start of Spark, says nothing about it.
+            self.began_seconds = now_seconds
+            return
         if self.is_closed or now_seconds - self.began_seconds < self.silent_seconds:
             return
         is_too_early = now_seconds - self.printed_seconds < LINE_EVERY_SECONDS
@@ -87,6 +97,35 @@ class RunProgress:
             self.has_open_line = False
 
 
+class RunningServer(CommandResult):
+    """An embedded server that is running."""
+
+    info: Struct
+
+    def to_json(self) -> Struct:
+        """Its address, its process, and what else clients need."""
+        return self.info
+
+    def render(self) -> str:
+        """A line for each of them."""
+        values = asdict(self.info)
+        width = max(map(len, values))
+        return "\n".join(f"{name:<{width}} {value}" for name, value in values.items())
+
+
+def require_running(
+    info: Struct | None, info_type: type[Struct], name: str, start_command: str, home: Path
+) -> RunningServer:
+    """The server that is running. If none is, scripts get the usual object with nulls, and the error
+    says how to start one.
+    """
+    if info is not None:
+        return RunningServer(info)
+    if Options.json:
+        print_json(dict.fromkeys(info_type.__struct_fields__))
+    raise PlatformError(f"no embedded {name} is running", home=str(home), next=start_command)
+
+
 def print_derived_error(stream: str, derived_error: str) -> None:
     """Print that the derived tables could not follow the ledger. That undoes no commit."""
     if not derived_error:
@@ -101,12 +140,28 @@ def print_derived_error(stream: str, derived_error: str) -> None:
 
 
 def print_findings(stream: str, findings: list[Finding]) -> None:
-    """Print findings on stderr: one screen each, or one JSON object per line."""
-    for finding in findings:
-        if Options.json:
+    """Print findings on stderr: a few lines for each kind and cause, or with `--all` for each
+    finding; as JSON one object per line.
+    """
+    if Options.json:
+        for finding in findings:
             print_json(finding.to_dict(stream), err=True)
-        else:
-            typer.echo(finding.render(stream) + "\n", err=True)
+        return
+    for text in render_findings(stream, findings, list_all=Options.all_findings):
+        typer.echo(text + "\n", err=True)
+
+
+def render_findings(stream: str, findings: list[Finding], *, list_all: bool) -> list[str]:
+    """Findings as texts for people, of a few lines each. Many are put into groups."""
+    if list_all:
+        return [finding.render(stream) for finding in findings]
+    groups = group_findings(findings)
+    texts = [group.render(stream) for group in groups]
+    if len(groups) < len(findings):
+        texts.append(
+            f"{stream}: {count_of(len(findings), 'finding')} in all; with --all each is printed"
+        )
+    return texts
 
 
 def errors_among(findings: Sequence[Finding]) -> list[Finding]:
@@ -126,7 +181,12 @@ def render_table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None =
             isinstance(row.get(column), int | float) for row in rows
         )
         justify: Literal["left", "right"] = "right" if is_number_column else "left"
-        table.add_column(column, justify=justify, overflow="fold")
+        min_width = None
+        if column == "session":
+            # A name that is broken in the middle cannot be pasted: other columns are folded first.
+            longest = max((len(_render_cell(row.get(column))) for row in rows), default=0)
+            min_width = min(longest, SESSION_WIDTH_MAX)
+        table.add_column(column, justify=justify, overflow="fold", min_width=min_width)
     for row in rows:
         # Text, since rich would read square brackets in a plain string as markup.
         cells = [Text(_render_cell(row.get(column))) for column in columns]
@@ -142,11 +202,6 @@ def render_table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None =
 def print_table(columns: list[str], rows: list[dict[str, Any]]) -> None:
     """Print a table on stdout."""
     typer.echo(render_table(rows, columns))
-
-
-def count_of(number: int, noun: str) -> str:
-    """A count with its noun: `1 slice`, `2 slices`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def sequence_or_none(sequence: int) -> int | None:

@@ -13,7 +13,8 @@ from seriatim import context, stream_files
 from seriatim.cli import CommandResult, print_notice
 from seriatim.cli.check import print_open_circuit
 from seriatim.cli.options import DryRun, Json, StreamName, load_stream
-from seriatim.cli.output import RunProgress, count_of, render_table, sequence_or_none
+from seriatim.cli.output import RunProgress, render_table, sequence_or_none
+from seriatim.engine.findings import count_of
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import read_head
 from seriatim.operations.followers import catch_up_outputs

@@ -12,17 +12,16 @@ import typer
 
 from seriatim import config, context
 from seriatim.cli import CommandResult, Options, print_notice, print_result
-from seriatim.cli.options import DryRun, Json, StreamName, load_stream
+from seriatim.cli.options import AllFindings, DryRun, Json, StreamName, load_stream
 from seriatim.cli.output import (
     RunProgress,
-    count_of,
     errors_among,
     exit_on_signal,
     print_derived_error,
     print_findings,
 )
 from seriatim.context import ConnectedStream
-from seriatim.engine.findings import Finding, new_findings_error, shell_quote, shorten
+from seriatim.engine.findings import Finding, count_of, new_findings_error, shell_quote, shorten
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.ledger.commit import require_head
 from seriatim.operations.repair.backfill import backfill_ranges
@@ -35,6 +34,7 @@ from seriatim.operations.repair.damage import (
     RepairAction,
     RepairPlan,
     RepairRequest,
+    WellSession,
     plan_repair,
     request_of_hold,
     require_known_partition,
@@ -95,6 +95,7 @@ def repair(
         typer.Option(metavar="ID", help="Give up a repair that was killed: release its hold."),
     ] = "",
     messages_max: MessagesMax = None,
+    _all: AllFindings = False,
     _json: Json = False,
 ) -> AbandonedRepair | None:
     """Find what is damaged, and show or apply the repair.
@@ -429,6 +430,7 @@ class PlannedRepair(CommandResult):
             "holds": [{"id": hold.id, **hold.describe(plan.stream)} for hold in plan.holds],
             "parts": [_action_values(action) for action in plan.actions],
             "notes": list(plan.notes),
+            "well": [_well_values(well) for well in plan.well_sessions],
             "drops": list(plan.deleted_files),
         }
 
@@ -445,6 +447,7 @@ class PlannedRepair(CommandResult):
                 f"\nnothing was changed. To delete it: {self.apply_command}",
             ]
         else:
+            lines += [f"{name}: {well.describe()}" for well in plan.well_sessions]
             lines.append(
                 f"{name}: nothing is damaged, as of entry {plan.sequence};"
                 " to fold again all the same, say --from"
@@ -555,13 +558,23 @@ def _action_facts(action: RepairAction) -> dict[str, str]:
     facts = {
         "why": rewind.request.reason,
         "begins": f"from the state of entry {rewind.sequence}, at offset {rewind.start}",
-        "reads": f"at most {len(rewind.read_range)} messages {rewind.read_range}; Kafka has them",
+        "reads": f"at most {count_of(len(rewind.read_range), 'message')} {rewind.read_range}; Kafka has them",
     }
     if rewind.frontier < rewind.account.frontier:
         facts["frontier"] = (
             f"goes back from {rewind.account.frontier} to {rewind.frontier}, where the log ends"
         )
     return facts
+
+
+def _well_values(well: WellSession) -> dict[str, Any]:
+    return {
+        "session": well.session,
+        "partition": str(well.partition),
+        "since": well.since,
+        "how": well.ended_by,
+        "says": well.describe(),
+    }
 
 
 def _action_values(action: RepairAction) -> dict[str, Any]:

@@ -434,7 +434,9 @@ def _task_context_factory(
     """Make contexts for fold tasks: they read from the stream, and write to the folder."""
     stream = file.stream
     compression = stream.output.compression
-    explain = context.hole_explainer(file, context.kafka_client(config.load_settings()))
+    explain = context.hole_explainer(
+        file, context.kafka_client(config.load_settings(), file.stream.kafka)
+    )
 
     def new_task_context(base: tuple[File, ...]) -> TaskContext:
         store = LocalStore(folder)

@@ -14,6 +14,7 @@ from seriatim.cli import print_json, print_notice
 from seriatim.cli.options import Json, StreamName
 from seriatim.errors import SeriatimError
 from seriatim.operations.report import REPORTS, build_report, report_key
+from seriatim.ports import LedgerStore
 from seriatim.storage.store import Store, open_store
 from seriatim.stream_files import StreamFile
 from seriatim.web.views import render_report
@@ -51,20 +52,29 @@ def report(
 
 
 def write_report(
-    file: StreamFile, store: Store, sequence: int | None = None, since: int | None = None
+    file: StreamFile,
+    store: Store,
+    sequence: int | None = None,
+    since: int | None = None,
+    ledger: LedgerStore | None = None,
 ) -> tuple[str, int]:
-    """Write a report of the entries after `since` up to `sequence`.
+    """Write a report of the entries after `since` up to `sequence`. `ledger` is the stream's, if it is
+    open already.
 
     Returns the key of the report in the store, and its last entry.
     """
-    last_entry, page = build_report(context.ledger(file), file.stream.name, sequence, since)
+    if ledger is None:
+        ledger = context.ledger(file)
+    last_entry, page = build_report(ledger, file.stream.name, sequence, since)
     key = report_key(last_entry)
     # Session names may have parts of characters, which UTF-8 cannot encode.
     store.replace(key, render_report(page).encode("utf-8", "backslashreplace"))
     return key, last_entry
 
 
-def write_run_report(file: StreamFile, since: int, sequence: int) -> None:
+def write_run_report(
+    file: StreamFile, since: int, sequence: int, ledger: LedgerStore | None = None
+) -> None:
     """Write the report of a run that committed something, and delete the oldest reports.
 
     A report that cannot be written is a notice only: the run is committed already.
@@ -73,7 +83,7 @@ def write_run_report(file: StreamFile, since: int, sequence: int) -> None:
         return
     try:
         store = open_store(file.stream.output.path)
-        key, last_entry = write_report(file, store, sequence, since)
+        key, last_entry = write_report(file, store, sequence, since, ledger)
         # Names have the entry with leading zeros, so they sort by age.
         oldest_first = [name for name, _ in store.keys(REPORTS) if name.endswith(".html")]
         store.delete(oldest_first[:-REPORTS_KEPT_MAX])

@@ -14,13 +14,20 @@ import msgspec
 import typer
 
 from seriatim import clock, config, context, stream_files
-from seriatim.cli import CommandResult, Options, print_notice, print_result, report
+from seriatim.cli import (
+    CommandResult,
+    Options,
+    as_seriatim_error,
+    print_error,
+    print_notice,
+    print_result,
+    report,
+)
 from seriatim.cli.check import check_and_report
 from seriatim.cli.lookback import check_session_name
-from seriatim.cli.options import Json, StreamName, load_stream
+from seriatim.cli.options import AllFindings, Json, StreamName, load_stream
 from seriatim.cli.output import (
     RunProgress,
-    count_of,
     errors_among,
     exit_on_signal,
     print_derived_error,
@@ -29,12 +36,21 @@ from seriatim.cli.output import (
 )
 from seriatim.cli.publish import publish_stream
 from seriatim.context import ConnectedStream
-from seriatim.engine.findings import Finding, new_findings_error
+from seriatim.engine.findings import Finding, count_of, new_findings_error
 from seriatim.engine.offsets import Partition
-from seriatim.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
+from seriatim.errors import (
+    BrokenPromiseError,
+    ConfigError,
+    FencedError,
+    IntegrityError,
+    PlatformError,
+    SeriatimError,
+)
+from seriatim.ledger.commit import read_head
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import refuse_open_circuit
 from seriatim.operations.plan import SlicePlan, plan_run, ranges_to_read, select_ranges
-from seriatim.operations.report_findings import last_sequence, mark_reported, unreported_findings
+from seriatim.operations.report_findings import mark_reported, unreported_findings
 from seriatim.operations.retention import (
     ShortRetention,
     partition_clocks,
@@ -50,6 +66,14 @@ from seriatim.stream import Stream
 from seriatim.stream_files import StreamFile
 from seriatim.web.write_status import write_status_after_run
 
+EXIT_CODES_BY_GRAVITY: dict[int, type[SeriatimError]] = {
+    1: BrokenPromiseError,
+    2: ConfigError,
+    4: PlatformError,
+    3: IntegrityError,
+    5: FencedError,
+}
+"""When streams of one run end differently, the first of these decides how the command ends."""
 UntilOffsets = Annotated[
     str,
     typer.Option(
@@ -60,7 +84,13 @@ UntilOffsets = Annotated[
 
 
 def run(
-    stream: StreamName,
+    streams: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="STREAM...",
+            help="Names of files in streams/, or paths to TOML files. Several share one Spark.",
+        ),
+    ],
     messages_max: Annotated[
         int | None,
         typer.Option(
@@ -79,6 +109,7 @@ def run(
             help="Write the trace of this session under traces/. It may be repeated.",
         ),
     ] = None,
+    _all: AllFindings = False,
     _json: Json = False,
 ) -> None:
     """Fold a stream from its frontier to the current log ends.
@@ -88,20 +119,115 @@ def run(
     the frontier, 130 and 143 stopped (Ctrl-C, SIGTERM). With --check a finding does not stop the
     steps after it, and with --json each step prints its own object.
 
+    Several streams are folded one after the other by one Spark, each as if it were alone: one that
+    fails does not stop the others. The exit code is then the first of 1, 2, 4, 3, 5 that occurred.
+
     Example: seriatim run demo --messages-max 500000
     """
-    file = load_stream(stream)
     until = _parse_until_offsets(until_offsets) if until_offsets else None
+    traced_sessions = _parse_traced_sessions(trace)
+    run_one = _StreamRunner(messages_max, until, traced_sessions, check=check)
+    if len(streams) == 1:
+        run_one(load_stream(streams[0]))
+        return
+    if until is not None or traced_sessions:
+        option = "--trace" if until is None else "--until-offsets"
+        raise ConfigError(
+            f"{option}: {len(streams)} streams are named", next="run that stream by itself"
+        )
+    _run_streams(streams, run_one)
 
-    def fold() -> None:
-        _fold_stream(file, messages_max, until, _parse_traced_sessions(trace))
 
-    steps: list[Callable[[], object]] = [fold]
-    if check:
-        steps.append(lambda: print_result(check_and_report(file)))
-        if stream_files.load_runner(file).row_key_spec is not None:
-            steps.append(lambda: print_result(publish_stream(file)))
-    _run_steps(steps)
+class _StreamRunner:
+    """Runs streams one after the other: fold, and with `check` also check and publish."""
+
+    def __init__(
+        self,
+        messages_max: int | None,
+        until: Mapping[Partition, int] | None,
+        traced_sessions: tuple[str, ...],
+        *,
+        check: bool,
+    ) -> None:
+        self.messages_max = messages_max
+        self.until = until
+        self.traced_sessions = traced_sessions
+        self.check = check
+        self.streams: tuple[Stream, ...] = ()
+        """All streams of the command, if there are several. They share one Spark."""
+        self.spark_session: Any = None
+        """The Spark that an earlier stream has started."""
+
+    def __call__(self, file: StreamFile) -> None:
+        """Run one stream."""
+        steps: list[Callable[[], object]] = [lambda: self._fold(file)]
+        if self.check:
+            steps.append(lambda: print_result(check_and_report(file)))
+            if stream_files.load_runner(file).row_key_spec is not None:
+                steps.append(lambda: print_result(publish_stream(file)))
+        _run_steps(steps)
+
+    def _fold(self, file: StreamFile) -> None:
+        # A machine that cannot be loaded is refused before the output folder is created.
+        stream_files.load_runner(file)
+        stream_files.refuse_unwritable_output(file, create=True)
+        open_stream = context.open_for_fold(file, config.load_settings(), print_notice)
+        spark = open_stream.spark
+        spark.traced_sessions = self.traced_sessions
+        spark.shared_with = self.streams
+        spark.spark = self.spark_session
+        try:
+            _fold_stream(
+                open_stream, self.messages_max or file.stream.slice.messages_max, self.until
+            )
+        finally:
+            self.spark_session = spark.spark
+
+    def end_spark(self, *, with_jvm: bool = False) -> None:
+        """End Spark, if it runs. `with_jvm`: the next stream starts another one."""
+        if self.spark_session is not None:
+            context.end_spark_session(self.spark_session, with_jvm=with_jvm)
+        self.spark_session = None
+
+
+def _run_streams(names: Sequence[str], run_one: _StreamRunner) -> None:
+    """Run several streams. Each error is printed when it occurs; then the command fails with the
+    gravest.
+    """
+    files: dict[str, StreamFile] = {}
+    errors: dict[str, SeriatimError] = {}
+    for name in names:
+        try:
+            files[name] = load_stream(name)
+        except SeriatimError as error:
+            errors[name] = error
+            print_error(error)
+    run_one.streams = tuple(file.stream for file in files.values())
+    for name, file in files.items():
+        try:
+            run_one(file)
+        except Exception as error:
+            if Options.debug:
+                raise
+            errors[name] = as_seriatim_error(error)
+            print_error(errors[name])
+            if errors[name].exit_code == PlatformError.exit_code:
+                # It may be Spark itself that failed, so the next stream gets a new one.
+                run_one.end_spark(with_jvm=True)
+    run_one.end_spark()
+    if errors:
+        raise _gravest_error(errors, len(names))
+
+
+def _gravest_error(errors: Mapping[str, SeriatimError], stream_count: int) -> SeriatimError:
+    """The error with which a run of several streams ends."""
+    by_exit_code = {error.exit_code: error for error in errors.values()}
+    exit_code = next(code for code in EXIT_CODES_BY_GRAVITY if code in by_exit_code)
+    ends = [f"{name} ended with exit code {error.exit_code}" for name, error in errors.items()]
+    return EXIT_CODES_BY_GRAVITY[exit_code](
+        f"{len(errors)} of {stream_count} streams failed: {', '.join(ends)}",
+        next="read their errors above",
+    )
 
 
 def _run_steps(steps: Sequence[Callable[[], object]]) -> None:
@@ -123,10 +249,7 @@ def _run_steps(steps: Sequence[Callable[[], object]]) -> None:
 
 
 def _fold_stream(
-    file: StreamFile,
-    messages_max: int | None,
-    until: Mapping[Partition, int] | None,
-    traced_sessions: tuple[str, ...] = (),
+    open_stream: ConnectedStream, messages_max: int, until: Mapping[Partition, int] | None
 ) -> None:
     """Fold a stream and print the outcome.
 
@@ -136,24 +259,20 @@ def _fold_stream(
     4. Print the outcome, and remember that its findings were reported.
     """
     # 1. Prepare.
+    file = open_stream.file
     name = file.stream.name
-    # A machine that cannot be loaded is refused before the output folder is created.
-    stream_files.load_runner(file)
-    stream_files.refuse_unwritable_output(file, create=True)
-    open_stream = context.open_for_fold(file, config.load_settings(), print_notice)
-    open_stream.spark.traced_sessions = traced_sessions
     progress = RunProgress(name)
-    fold_run = FoldRun(open_stream, progress=progress)
-    fold_run.outcome.findings += unreported_findings(open_stream.ledger, name)
-    sequence_before = last_sequence(open_stream.ledger, name)
+    head = read_head(open_stream.ledger, name)
+    sequence_before = head.ledger.sequence if head else -1
+    fold_run = FoldRun(open_stream, progress=progress, head=head)
+    if head is not None:
+        fold_run.outcome.findings += unreported_findings(open_stream.ledger, name, head)
     # 2. Fold. This commits slice by slice; nothing after it can undo a commit.
-    outcome = _run_until_stopped(
-        open_stream, fold_run, progress, messages_max or file.stream.slice.messages_max, until
-    )
+    outcome = _run_until_stopped(open_stream, fold_run, progress, messages_max, until)
     outcome.findings = findings_with_time_left(fold_run)
     # 3. Write the report and the status file.
-    report.write_run_report(file, sequence_before, outcome.sequence)
-    _write_status(open_stream)
+    report.write_run_report(file, sequence_before, outcome.sequence, open_stream.ledger)
+    _write_status(open_stream, fold_run.head)
     # 4. Print.
     try:
         print_outcome(name, outcome)
@@ -194,14 +313,15 @@ def _run_until_stopped(
             spark.stop()
 
 
-def _write_status(open_stream: ConnectedStream) -> None:
-
+def _write_status(open_stream: ConnectedStream, head: LedgerHead) -> None:
     trouble = write_status_after_run(
         open_stream.file,
         open_stream.log,
         open_stream.ledger,
         open_stream.open_state(),
         open_stream.clock,
+        open_stream.derived,
+        head,
     )
     if trouble:
         print_notice(

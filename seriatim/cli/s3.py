@@ -6,14 +6,14 @@ Next: embedded/s3.py does it.
 from __future__ import annotations
 
 from shlex import quote
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 
 from seriatim import config
-from seriatim.cli import CommandResult, Options, print_json, print_notice
+from seriatim.cli import print_notice
 from seriatim.cli.options import Json
+from seriatim.cli.output import RunningServer, require_running
 from seriatim.embedded.s3 import (
     S3ServerInfo,
     s3_environment,
@@ -21,7 +21,6 @@ from seriatim.embedded.s3 import (
     start_s3_server,
     stop_s3_server,
 )
-from seriatim.errors import PlatformError
 
 s3 = typer.Typer(help="Start and stop the embedded S3 server.", no_args_is_help=True)
 
@@ -37,7 +36,7 @@ def start(
         ),
     ] = None,
     _json: Json = False,
-) -> RunningS3Server:
+) -> RunningServer:
     """Start the S3 server, and leave it running.
 
     It is one process on 127.0.0.1, with a bucket named seriatim, for trying and for tests. If it is
@@ -46,7 +45,7 @@ def start(
     Example: seriatim s3 start --port 9000
     """
     settings = config.load_settings()
-    return RunningS3Server(start_s3_server(settings, settings.home, port, print_notice))
+    return RunningServer(start_s3_server(settings, settings.home, port, print_notice))
 
 
 @s3.command()
@@ -60,7 +59,7 @@ def stop() -> None:
 
 
 @s3.command()
-def status(_json: Json = False) -> RunningS3Server:
+def status(_json: Json = False) -> RunningServer:
     """Print the server's address, bucket and process.
 
     The exit code is 4 if no server is running.
@@ -68,15 +67,9 @@ def status(_json: Json = False) -> RunningS3Server:
     Example: seriatim s3 status --json
     """
     home = config.load_settings().home
-    server = s3_server_status(home)
-    if server is None:
-        # Scripts get the usual object, with nulls; the exit code says that none is running.
-        if Options.json:
-            print_json(dict.fromkeys(("endpoint", "bucket", "pid")))
-        raise PlatformError(
-            "no embedded S3 server is running", home=str(home), next="seriatim s3 start"
-        )
-    return RunningS3Server(server)
+    return require_running(
+        s3_server_status(home), S3ServerInfo, "S3 server", "seriatim s3 start", home
+    )
 
 
 @s3.command()
@@ -89,18 +82,3 @@ def env() -> None:
     """
     for name, value in s3_environment(config.load_settings().home).items():
         typer.echo(f"export {name}={quote(value)}")
-
-
-class RunningS3Server(CommandResult):
-    """The S3 server that is running."""
-
-    server: S3ServerInfo
-
-    def to_json(self) -> Any:
-        """Its address, bucket and process."""
-        return self.server
-
-    def render(self) -> str:
-        """A line for each of them."""
-        values = msgspec.structs.asdict(self.server)
-        return "\n".join(f"{name:<9} {value}" for name, value in values.items())

@@ -1,29 +1,27 @@
-"""The commands that set up a host: `doctor`, `jars`, `kafka` and `produce`.
+"""The commands that set up a host: `doctor`, `jars` and `kafka`.
 
-Next: embedded/doctor.py, embedded/jars.py and embedded/broker.py do the work; demo/generator.py makes
-sample messages, and demo/producer.py sends them.
+Next: embedded/doctor.py, embedded/jars.py and embedded/broker.py do the work.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 import typer
 
 from seriatim import clock, config, context, stream_files
-from seriatim.cli import CommandResult, Options, print_json, print_notice, print_result
+from seriatim.cli import CommandResult, Options, print_notice, print_result
 from seriatim.cli.options import Json
+from seriatim.cli.output import RunningServer, require_running
 from seriatim.config import Settings
-from seriatim.demo.generator import CollectionPoints, DemoFault, inject_faults
-from seriatim.demo.producer import SnapshotRequestListener, create_topics, send_messages
 from seriatim.embedded import broker
 from seriatim.embedded import jars as jar_cache
 from seriatim.embedded.doctor import DoctorCheck, run_checks
-from seriatim.errors import PlatformError, SeriatimError
+from seriatim.errors import SeriatimError
 from seriatim.ledger.model import Ledger
 from seriatim.operations.retention import short_retention
 
@@ -33,7 +31,6 @@ jars = typer.Typer(
     help="Fetch the JARs that Spark and the embedded broker need.", no_args_is_help=True
 )
 kafka = typer.Typer(help="Start and stop the embedded Kafka broker.", no_args_is_help=True)
-produce = typer.Typer(help="Send sample data to Kafka.", no_args_is_help=True)
 
 
 def doctor(
@@ -50,12 +47,34 @@ def doctor(
     settings = config.load_settings()
     is_missing = False
     # Each check is printed as soon as it is made, since some of them take seconds.
-    for check in chain(run_checks(settings), check_buckets(settings), check_retention(settings)):
+    host_checks = run_checks(settings, _print_activity)
+    stream_checks = _announced(check_retention(settings), "asking Kafka how long it keeps messages")
+    bucket_checks = _announced(check_buckets(settings), "trying the buckets of the streams")
+    for check in chain(host_checks, bucket_checks, stream_checks):
+        _print_activity("")
         print_result(CheckedHost(check))
         if check.is_required and not check.is_good:
             is_missing = True
     if is_missing:
         raise typer.Exit(2)
+
+
+def _announced(checks: Iterator[DoctorCheck], activity: str) -> Iterator[DoctorCheck]:
+    """The checks, after a line that says what they do."""
+    _print_activity(activity)
+    yield from checks
+    _print_activity("")
+
+
+def _print_activity(activity: str) -> None:
+    """Say on stderr what is being done. On a terminal the next line takes its place; "" clears it."""
+    if Options.json:
+        return
+    line = f"… {activity}" if activity else ""
+    if sys.stderr.isatty():
+        typer.echo(f"\r\033[K{line}", err=True, nl=False)
+    elif line:
+        typer.echo(line, err=True)
 
 
 def check_buckets(settings: Settings) -> Iterator[DoctorCheck]:
@@ -67,7 +86,7 @@ def check_buckets(settings: Settings) -> Iterator[DoctorCheck]:
         if not stream_files.is_in_bucket(file.stream):
             continue
         try:
-            context.refuse_unsafe_bucket(file)
+            context.output_store(file).refuse_if_unsafe()
         except SeriatimError as error:
             yield DoctorCheck("bucket", False, True, error.message, error.next)
         else:
@@ -188,7 +207,7 @@ def start(
         typer.Option("--set", metavar="KEY=VALUE", help="A broker setting. It may be repeated."),
     ] = None,
     _json: Json = False,
-) -> RunningBroker:
+) -> RunningServer:
     """Start the broker, and leave it running.
 
     It is one real broker on 127.0.0.1. If it is running already, it is left as it is. The command
@@ -203,7 +222,7 @@ def start(
     running_broker = broker.start_broker(
         home, port, overrides, program=program, print_notice=print_notice
     )
-    return RunningBroker(running_broker)
+    return RunningServer(running_broker)
 
 
 @kafka.command()
@@ -217,7 +236,7 @@ def stop() -> None:
 
 
 @kafka.command()
-def status(_json: Json = False) -> RunningBroker:
+def status(_json: Json = False) -> RunningServer:
     """Print the broker's address, process and data folder.
 
     The exit code is 4 if no broker is running.
@@ -225,92 +244,6 @@ def status(_json: Json = False) -> RunningBroker:
     Example: seriatim kafka status --json
     """
     home = config.load_settings().home
-    running_broker = broker.broker_status(home)
-    if running_broker is None:
-        # Scripts get the usual object, with nulls; the exit code says that none is running.
-        if Options.json:
-            print_json(dict.fromkeys(("bootstrap_servers", "pid", "data")))
-        raise PlatformError(
-            "no embedded broker is running", home=str(home), next="seriatim kafka start"
-        )
-    return RunningBroker(running_broker)
-
-
-class RunningBroker(CommandResult):
-    """The broker that is running."""
-
-    broker: msgspec.Struct
-
-    def to_json(self) -> msgspec.Struct:
-        """Its address, process and data folder."""
-        return self.broker
-
-    def render(self) -> str:
-        """A line for each of them."""
-        fields = msgspec.structs.asdict(self.broker)
-        return "\n".join(f"{field:<17} {value}" for field, value in fields.items())
-
-
-@produce.command()
-def demo(
-    messages: Annotated[
-        int, typer.Option(min=0, help="How many messages to send. 0: until you stop it.")
-    ] = 100_000,
-    rate: Annotated[
-        float, typer.Option(min=0, help="Messages per second. 0: as fast as possible.")
-    ] = 0,
-    prefix: Annotated[str, typer.Option(help="The topics are PREFIX-a, PREFIX-b, …")] = "demo",
-    topics: Annotated[int, typer.Option(min=1, max=26, help="How many topics.")] = 3,
-    partitions: Annotated[
-        int, typer.Option(min=1, help="Partitions of each topic that must be created.")
-    ] = 4,
-    sessions: Annotated[int, typer.Option(min=1, help="How many sessions send.")] = 200,
-    seed: Annotated[int, typer.Option(help="The same seed sends the same messages.")] = 1,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KIND[:MESSAGE]",
-            help="drop, swap, repeat, poison or contradict. It may be repeated.",
-        ),
-    ] = None,
-    answer: Annotated[
-        str,
-        typer.Option(
-            metavar="TOPIC",
-            help="Send the snapshots that Seriatim requests on this topic.",
-        ),
-    ] = "",
-) -> None:
-    """Send snapshots and updates of sample tables.
-
-    These are the messages that streams/demo.toml folds. Topics that do not exist are created. A
-    fault happens at the given message of this run. With --answer, and with snapshot_requests in the
-    stream file, a session in quarantine gets the snapshot that releases it without a person.
-
-    Example: seriatim produce demo --messages 50000 --fault drop:1000 --fault poison:2000
-    """
-    topic_names = [f"{prefix}-{chr(ord('a') + i)}" for i in range(topics)]
-    faults = [DemoFault.parse(text) for text in fault or []]
-    client = context.kafka_client(config.load_settings())
-    listener: SnapshotRequestListener | None = None
-    if answer:
-        create_topics(client, {answer: 1})
-        listener = SnapshotRequestListener(client, answer)
-    generator = CollectionPoints(topic_names, sessions, seed)
-    # `tuple` is a listener that never has a request: called without arguments, it is empty.
-    generated = inject_faults(generator.messages(listener or tuple), faults)
-    if messages:
-        generated = islice(generated, messages)
-    try:
-        sent_count = send_messages(
-            client,
-            dict.fromkeys(topic_names, partitions),
-            generated,
-            rate,
-            messages or None,
-            print_notice,
-        )
-    finally:
-        if listener is not None:
-            listener.close()
-    typer.echo(f"{sent_count} messages sent to {', '.join(topic_names)}")
+    return require_running(
+        broker.broker_status(home), broker.BrokerInfo, "broker", "seriatim kafka start", home
+    )

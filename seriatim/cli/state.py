@@ -23,10 +23,11 @@ from seriatim.cli.lookback import (
     parse_time_ms,
     render_value,
 )
-from seriatim.cli.options import Json, StreamName, load_stream, require_run_head
+from seriatim.cli.options import Json, StreamName, load_stream
 from seriatim.cli.output import render_table
 from seriatim.engine.findings import shorten
 from seriatim.errors import ConfigError, IntegrityError
+from seriatim.ledger.commit import require_head
 from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.views import state_to_plain
 from seriatim.operations.status import session_states
@@ -115,7 +116,7 @@ def _read_saved_states(
     """The session's state in each partition that has one, as of an entry."""
     name = file.stream.name
     ledger_store = context.ledger(file)
-    head = require_run_head(ledger_store, name)
+    head = require_head(ledger_store, name)
     # An old entry is read with the machine of now, which may not understand its state any more.
     ledger = head.ledger if version is None else ledger_store.ledger_at(name, version)
     context.refuse_machine_for_ledger(file, ledger)

@@ -12,17 +12,23 @@ import typer
 
 from seriatim import clock, config, context, stream_files
 from seriatim.cli import output, print_error, print_json
-from seriatim.cli.options import Json, StreamName, require_run_head
-from seriatim.engine.findings import format_duration
+from seriatim.cli.options import Json, StreamName, stream_names
+from seriatim.engine.findings import count_of, format_duration, printable_session
 from seriatim.errors import ConfigError, IntegrityError
+from seriatim.ledger.commit import require_head
+from seriatim.operations.missing_messages import MissingMessageSearch
 from seriatim.operations.status import (
     LossBound,
     PartitionStatus,
+    QuarantinedSession,
     StreamStatus,
-    read_status,
+    describe_hold,
+    describe_quarantined_count,
+    group_quarantined,
     to_json_values,
 )
 from seriatim.operations.sweep import refuse_swept
+from seriatim.web.write_status import watch_stream_file
 
 PARTITION_COLUMNS = [
     "topic",
@@ -37,7 +43,10 @@ PARTITION_COLUMNS = [
     "waits",
 ]
 BUFFER_COLUMNS = ["session", "topic", "partition", "offset", "messages", "expects"]
-QUARANTINE_COLUMNS = ["session", "topic", "partition", "offset", "finding"]
+SESSIONS_SHOWN_MAX = 3
+"""Sessions of each group that are listed without --all."""
+ADVISED_CONCERNS = ("halted", "held")
+"""What waits beside the sessions in quarantine, with what to type."""
 JSON_KEYS = (
     "stream",
     "tier",
@@ -60,32 +69,35 @@ def status(
         str | None,
         typer.Argument(metavar="[STREAM]", help="A name in streams/, or a path. Default: all."),
     ] = None,
+    list_all: Annotated[
+        bool,
+        typer.Option(
+            "--all", help="List every session in quarantine. Without it they are put into groups."
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Show partitions, lag, time left, halts and quarantine.
 
-    Without STREAM all streams are shown. A stream with a wrong file, or with a ledger that is
+    Without STREAM all streams are listed_sessions. Sessions in quarantine are put into groups by finding and
+    cause, each with what to type. A stream with a wrong file, or with a ledger that is
     refused, is reported and does not hide the others.
 
     Example: seriatim status demo --json
     """
     settings = config.load_settings()
-    names = [stream] if stream else stream_files.list_streams(settings.streams)
-    if not names:
-        raise ConfigError(
-            f"there are no stream files in {settings.streams}",
-            next="make one, or set SERIATIM_STREAMS",
-        )
+    names = stream_names(stream)
     exit_codes = set()
     for name in names:
         try:
             file = stream_files.load_stream(name, settings.streams)
-            stream_status = read_status(
-                file.stream,
+            stream_status = watch_stream_file(
+                file,
                 context.log(file, settings),
                 context.ledger(file),
                 context.state(file),
                 clock.WallClock(),
+                search=MissingMessageSearch(context.ConnectedStream(file, settings)),
             )
             tables = context.table_sequences(file)
         except (ConfigError, IntegrityError) as error:
@@ -95,7 +107,7 @@ def status(
         if json:
             print_json(to_json_values(stream_status, JSON_KEYS, HIDDEN_PARTITION_KEYS) | tables)
         else:
-            _print_status(stream_status, tables)
+            _print_status(stream_status, tables, list_all=list_all)
     if exit_codes:
         raise typer.Exit(max(exit_codes))
 
@@ -126,7 +138,7 @@ def version(
     file = stream_files.load_stream(stream, config.load_settings().streams)
     name = file.stream.name
     ledger_store = context.ledger(file)
-    head = require_run_head(ledger_store, name)
+    head = require_head(ledger_store, name)
     if checked and sequence is not None:
         raise ConfigError("--checked and --sequence are two answers", next="give one of them")
     last_entry = head.ledger.checked if checked else head.ledger.sequence
@@ -140,14 +152,14 @@ def version(
         typer.echo(delta_version)
 
 
-def _print_status(stream_status: StreamStatus, tables: dict[str, Any]) -> None:
+def _print_status(stream_status: StreamStatus, tables: dict[str, Any], *, list_all: bool) -> None:
     """Print a status for people. `tables` has the entries that the other tables are as of."""
     typer.secho(
         f"{stream_status.stream}: {stream_status.verdict}, tier {stream_status.tier},"
         f" entry {stream_status.sequence}, checked up to entry {stream_status.checked}",
         bold=True,
     )
-    rows = [_partition_row(partition) for partition in stream_status.partitions]
+    rows = [_partition_row(stream_status, partition) for partition in stream_status.partitions]
     output.print_table(PARTITION_COLUMNS, rows)
     _print_table_entries(tables)
     if stream_status.buffers:
@@ -160,8 +172,42 @@ def _print_status(stream_status: StreamStatus, tables: dict[str, Any]) -> None:
             typer.echo(f"  {failed_range.text}")
         typer.echo(f"  next: {stream_status.circuit_advice}")
     if stream_status.quarantined:
-        typer.echo("In quarantine until their next snapshot:")
-        output.print_table(QUARANTINE_COLUMNS, msgspec.to_builtins(stream_status.quarantined))
+        _print_quarantine(stream_status, list_all=list_all)
+    for concern in stream_status.concerns:
+        if concern.kind in ADVISED_CONCERNS:
+            typer.secho(f"{concern.key}: {concern.text}", bold=True)
+            _print_indented(concern.next)
+
+
+def _print_quarantine(stream_status: StreamStatus, *, list_all: bool) -> None:
+    """Print the sessions in quarantine, in groups, with what to type for each group."""
+    count = describe_quarantined_count(stream_status)
+    typer.echo(f"In quarantine until their next snapshot, {count}:")
+    for group in group_quarantined(stream_status.quarantined):
+        sessions = count_of(len(group.sessions), "session")
+        typer.secho(f"  {group.title}: {sessions}", bold=True)
+        listed_sessions = group.sessions if list_all else group.sessions[:SESSIONS_SHOWN_MAX]
+        for session in listed_sessions:
+            _print_session(session)
+        hidden = len(group.sessions) - len(listed_sessions)
+        if hidden:
+            typer.echo(f"    … and {hidden} more: seriatim status {stream_status.stream} --all")
+        _print_indented(group.advice(stream_status))
+
+
+def _print_session(session: QuarantinedSession) -> None:
+    text = f"{printable_session(session.session)} in {session.partition_name} at offset {session.offset}"
+    if session.missing is not None:
+        text += f": {session.missing.describe()}"
+    typer.echo(f"    {text}")
+
+
+def _print_indented(advice: str) -> None:
+    """Print what to type, each line indented."""
+    margin = "  next:"
+    for line in advice.splitlines():
+        typer.echo(f"  {margin} {line}")
+        margin = " " * len(margin)
 
 
 def _print_table_entries(tables: dict[str, Any]) -> None:
@@ -186,7 +232,7 @@ def _print_loss_bound(distance: LossBound) -> None:
     )
 
 
-def _partition_row(partition: PartitionStatus) -> dict[str, Any]:
+def _partition_row(stream_status: StreamStatus, partition: PartitionStatus) -> dict[str, Any]:
     """A partition with the columns that are rendered for people."""
     row = msgspec.to_builtins(partition)
     seconds = partition.time_left_seconds
@@ -200,5 +246,5 @@ def _partition_row(partition: PartitionStatus) -> dict[str, Any]:
         halt = partition.halt
         row["waits"] = f"{halt.finding} at {halt.offset}: {halt.cause}"
     elif partition.hold:
-        row["waits"] = f"held by {partition.hold}"
+        row["waits"] = describe_hold(stream_status, partition.hold)
     return row

@@ -23,10 +23,11 @@ from rich.text import Text
 
 from seriatim import clock, config, context
 from seriatim.cli import print_json
-from seriatim.cli.options import Json
+from seriatim.cli.options import Json, stream_names
 from seriatim.config import Settings
 from seriatim.engine.findings import shorten
-from seriatim.errors import ConfigError, KafkaSilentError, SeriatimError
+from seriatim.errors import KafkaSilentError, SeriatimError
+from seriatim.operations.missing_messages import MissingMessageSearch
 from seriatim.operations.status import (
     StreamStatus,
     Tone,
@@ -72,6 +73,7 @@ PADDING = 3
 """The width that rich adds to a column."""
 PARTITIONS_SHOWN_MAX = 24
 CONCERNS_SHOWN_MAX = 12
+ADVICE_LINES_MAX = 6
 JSON_KEYS = (
     "stream",
     "tier",
@@ -126,12 +128,7 @@ def top(
     """
     settings = config.load_settings()
     reader = PageReader(settings.streams, time.time)
-    names = [stream] if stream else reader.stream_names()
-    if not names:
-        raise ConfigError(
-            f"there are no stream files in {settings.streams}",
-            next="make one, or set SERIATIM_STREAMS",
-        )
+    names = stream_names(stream)
     if stream:
         reader.stream_file(stream)  # refuse a stream that does not exist
     if json:
@@ -258,6 +255,7 @@ def _refresh_status_file(name: str, settings: Settings, reader: PageReader) -> s
             context.ledger(file),
             context.state(file),
             clock.WallClock(),
+            search=MissingMessageSearch(context.ConnectedStream(file, settings)),
         )
         write_status_file(file, stream_status)
     except KafkaSilentError:
@@ -293,15 +291,16 @@ def _render_concerns(stream_statuses: list[StreamStatus]) -> list[Text]:
     concern_count = 0
     for stream_status in stream_statuses:
         for concern in stream_status.concerns:
+            if concern.kind == "swapped":
+                continue  # The line about quarantine has the same command.
             concern_count += 1
             if concern_count > CONCERNS_SHOWN_MAX:
                 continue
             text = _single_line(f"{stream_status.stream} {concern.key}: {concern.text}")
-            command, _, _ = concern.next.partition("\n")
-            lines += [
-                Text(text, style="red", no_wrap=True, overflow="ellipsis"),
-                Text(f"  → {_single_line(command)}", no_wrap=True, overflow="ellipsis"),
-            ]
+            # Folded and not cut: a command that is cut cannot be pasted.
+            lines.append(Text(text, style="red", overflow="fold"))
+            for advice_line in concern.next.splitlines()[:ADVICE_LINES_MAX]:
+                lines.append(Text(f"  → {_single_line(advice_line)}", overflow="fold"))
     for stream_status in stream_statuses:
         if stream_status.trouble:
             text = _single_line(f"{stream_status.stream}: {stream_status.trouble}")

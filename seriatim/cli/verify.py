@@ -2,8 +2,7 @@
 
 With `--at` it judges messages instead, and finds where raw capture, Kafka and output first differ.
 
-Next: operations/prove/verify.py and operations/prove/compare_kafka.py check the output;
-operations/prove/verify_at.py does `--at`.
+Next: operations/prove/verify.py checks the output; operations/prove/verify_at.py does `--at`.
 """
 
 from __future__ import annotations

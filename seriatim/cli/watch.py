@@ -14,6 +14,7 @@ from time import sleep
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import replace
 
 from seriatim import clock, config, context, stream_files
 from seriatim.alerts.alert import (
@@ -28,11 +29,12 @@ from seriatim.alerts.alert import (
 from seriatim.alerts.incidents import Observation, OutboxChangedError, StoredState
 from seriatim.alerts.mail import MailContext
 from seriatim.cli import Options, as_seriatim_error, print_json, print_notice
-from seriatim.cli.options import Json
+from seriatim.cli.options import Json, stream_names
 from seriatim.config import Settings
-from seriatim.engine.findings import format_duration
+from seriatim.engine.findings import count_of, format_duration
 from seriatim.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
 from seriatim.kafka.log import KafkaLog
+from seriatim.operations.missing_messages import MissingMessageSearch
 from seriatim.operations.report import REPORTS, report_sequence
 from seriatim.operations.status import StreamStatus
 from seriatim.storage.store import open_store
@@ -98,12 +100,7 @@ def _watch_all(stream: str | None, settings: Settings, *, mail: bool, json: bool
     1. Send the mails that wait since earlier rounds, since a look may take long.
     2. Look at each stream. The error of one stream does not hide the others.
     """
-    names = [stream] if stream else stream_files.list_streams(settings.streams)
-    if not names:
-        raise ConfigError(
-            f"there are no stream files in {settings.streams}",
-            next="make one, or set SERIATIM_STREAMS",
-        )
+    names = stream_names(stream)
     watch_round = WatchRound(settings, json=json)
     exit_codes = []
     # 1. Send the mails that wait.
@@ -204,12 +201,12 @@ class WatchRound:
         except SeriatimError as error:
             # A stream that nobody can look at is an incident, too.
             failure = observe_failure(error, clock.WallClock().now_seconds())
-            self._send_alerts(name, file, failure, seen, outbox)
+            self._send_alerts(name, file, None, failure, seen, outbox)
             raise
         if name not in self.printed_names:
             _print_stream_status(stream_status, json=self.json)
             self.printed_names.add(name)
-        if self._send_alerts(name, file, observation, seen, outbox):
+        if self._send_alerts(name, file, stream_status, observation, seen, outbox):
             return PlatformError.exit_code
         return _exit_code_of(stream_status)
 
@@ -218,13 +215,25 @@ class WatchRound:
         began_seconds = time.monotonic()
         try:
             log = self._open_log(file)
+            search = MissingMessageSearch(context.ConnectedStream(file, self.settings))
             stream_status = watch_stream_file(
-                file, log, context.ledger(file), context.state(file), clock.WallClock()
+                file,
+                log,
+                context.ledger(file),
+                context.state(file),
+                clock.WallClock(),
+                search=search,
             )
         except PlatformError:
             if time.monotonic() - began_seconds >= LONG_SECONDS:
                 self.is_hurried = True
             raise
+        if stream_status.concerns:
+            # Only a mail about a problem says it, and a look should cost few requests. A table
+            # `current` that cannot be read hides nothing else of the status.
+            with suppress(OSError, SeriatimError):
+                published = context.table_sequences(file)["published"]
+                stream_status = replace(stream_status, published=published)
         try:
             write_status_file(file, stream_status)
         except (OSError, ConfigError, PlatformError) as error:
@@ -233,6 +242,12 @@ class WatchRound:
                 f"{file.stream.name}: the status file could not be written: {error}", status=None
             )
         return stream_status
+
+    def _runbook_url(self) -> str:
+        """The page with the runbook; empty if there is no Airflow."""
+        if not self.settings.airflow_url:
+            return ""
+        return address.runbook_url(self.settings.airflow_url)
 
     def _open_log(self, file: StreamFile) -> KafkaLog:
         if self.is_hurried:
@@ -243,13 +258,15 @@ class WatchRound:
         self,
         name: str,
         file: StreamFile | None,
+        stream_status: StreamStatus | None,
         observation: Observation,
         seen: StoredState,
         outbox: Outbox,
     ) -> bool:
         """Mail what is new and what waits since earlier; whether any mail could not be sent.
 
-        `file` is None if the stream file itself is wrong.
+        `file` is None if the stream file itself is wrong, and `stream_status` if the stream could
+        not be read.
         """
         alert_settings = AlertSettings()
         stream_name = name
@@ -265,6 +282,9 @@ class WatchRound:
             to=recipients,
             airflow_url=self.settings.airflow_url,
             report_url=report_url,
+            timezone=alert_settings.timezone,
+            runbook_url=self._runbook_url(),
+            status=stream_status,
         )
         send_result = send_alerts(
             mail_context, alert_settings.remind_hours, observation, seen, outbox, self.notifier
@@ -290,7 +310,8 @@ def _print_sent(name: str, send_result: SendResult, *, is_last_try: bool = True)
         waiting_count = len(send_result.waiting_mails)
         text = "not all mails were sent"
         if waiting_count:
-            text = f"{waiting_count} mails wait in the outbox"
+            waits = "waits" if waiting_count == 1 else "wait"
+            text = f"{count_of(waiting_count, 'mail')} {waits} in the outbox"
         print_notice(
             f"{name}: {text}: {send_result.trouble}; the next look tries again",
             waiting=waiting_count,
@@ -323,7 +344,7 @@ def _print_stream_status(stream_status: StreamStatus, *, json: bool) -> None:
         return
     typer.secho(
         f"{_render_time(stream_status.at_seconds or 0.0)} {stream_status.stream}: {stream_status.verdict}"
-        f" · {len(stream_status.partitions)} partitions · lag {stream_status.unread}"
+        f" · {count_of(len(stream_status.partitions), 'partition')} · lag {stream_status.unread}"
         f" · {_describe_time_left(stream_status)}",
         fg=typer.colors.YELLOW if stream_status.concerns else typer.colors.GREEN,
     )

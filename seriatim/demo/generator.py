@@ -3,7 +3,7 @@ request.
 
 Pure and seeded: the same arguments give the same messages. `seriatim produce demo` sends them.
 
-Next: demo/producer.py sends them; cli/set_up.py is the command.
+Next: demo/producer.py sends them; cli/produce.py is the command.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A Kafka producer for demo data: it creates the topics, sends messages in order and at a rate, and
 listens for snapshot requests.
 
-Next: demo/generator.py makes what is sent.
+Next: demo/generator.py makes what is sent; kafka/sending.py sends it.
 """
 
 from __future__ import annotations
@@ -10,17 +10,21 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from seriatim.demo.generator import DemoMessage
 from seriatim.errors import PlatformError
 from seriatim.kafka.client import create_client
+from seriatim.kafka.sending import (
+    BROKER_TIMEOUT_SECONDS,
+    MessageSender,
+    create_topics,
+    kafka_error,
+)
 from seriatim.ledger.gaps import SnapshotRequest
 
-BROKER_TIMEOUT_SECONDS = 20
 PROGRESS_EVERY_SECONDS = 5
-POLL_EVERY_MESSAGES = 1000
 REQUESTS_MAX = 100
 
 
@@ -36,13 +40,13 @@ def send_messages(
     Ctrl-C ends it cleanly.
     """
     create_topics(client_settings, topics)
-    sender = _MessageSender(client_settings)
+    sender = MessageSender(client_settings)
     goal = f" of {total:,}" if total else ""
     start_seconds = time.monotonic()
     notice_seconds = start_seconds
     try:
         for message in messages:
-            sender.send(message)
+            sender.send(message.topic, message.key, message.value)
             now_seconds = time.monotonic()
             elapsed_seconds = now_seconds - start_seconds
             if rate:
@@ -55,56 +59,6 @@ def send_messages(
     except KeyboardInterrupt:
         print_notice("stopped")
     return sender.finish()
-
-
-class _MessageSender:
-    """Sends messages in order, each exactly once as far as the broker can ensure that."""
-
-    def __init__(self, client_settings: Mapping[str, str]) -> None:
-        settings = {
-            **client_settings,
-            "linger.ms": 20,
-            "compression.type": "lz4",
-            "enable.idempotence": True,
-            "log_level": 0,
-            "queue.buffering.max.messages": 1_000_000,
-        }
-        self._producer = create_client(Producer, settings)
-        self.sent_count = 0
-        self.delivered_count = 0
-        self.delivery_error = ""
-
-    def send(self, message: DemoMessage) -> None:
-        while True:
-            try:
-                self._producer.produce(
-                    message.topic, message.value, message.key, on_delivery=self._on_delivery
-                )
-                break
-            except BufferError:
-                # The queue of the client is full: wait until some messages are delivered.
-                self._producer.poll(0.1)
-        self.sent_count += 1
-        if self.sent_count % POLL_EVERY_MESSAGES == 0:
-            self._producer.poll(0)
-
-    def _on_delivery(self, error: KafkaError | None, _: Message) -> None:
-        if error is None:
-            self.delivered_count += 1
-        else:
-            self.delivery_error = error.str()
-
-    def finish(self) -> int:
-        """Wait until all messages are delivered. Returns how many were."""
-        undelivered = self._producer.flush(BROKER_TIMEOUT_SECONDS)
-        if not undelivered and not self.delivery_error:
-            return self.delivered_count
-        reason = self.delivery_error
-        if not reason:
-            reason = f"{undelivered} messages did not arrive in {BROKER_TIMEOUT_SECONDS} s"
-        raise PlatformError(
-            f"sending to Kafka failed: {reason}", next="check the broker, then send again"
-        )
 
 
 class SnapshotRequestListener:
@@ -132,7 +86,7 @@ class SnapshotRequestListener:
             ]
             self._consumer.assign(starts)
         except KafkaException as error:
-            raise _kafka_error(error) from None
+            raise kafka_error(error) from None
 
     def _log_end(self, topic: str, number: int) -> int:
         """The log end of a partition. Tries again for a while, because the leader of a topic that
@@ -163,7 +117,7 @@ class SnapshotRequestListener:
             try:
                 messages = self._consumer.consume(count, seconds_left)
             except KafkaException as error:
-                raise _kafka_error(error) from None
+                raise kafka_error(error) from None
             for message in messages:
                 if message.error() is not None:
                     continue
@@ -178,47 +132,9 @@ class SnapshotRequestListener:
         self._consumer.close()
 
 
-def _kafka_error(error: KafkaException) -> PlatformError:
-    return PlatformError(f"Kafka: {error.args[0].str()}", next="check the broker, then send again")
-
-
 def _parse_request(body: bytes | None) -> SnapshotRequest | None:
     """The request in a message; None for anything else, because others may write to the topic, too."""
     try:
         return msgspec.json.decode(body or b"", type=SnapshotRequest)
     except msgspec.MsgspecError:
         return None
-
-
-def create_topics(client_settings: Mapping[str, str], topics: Mapping[str, int]) -> None:
-    """Create the topics that do not exist, and wait until every partition has a leader.
-
-    A producer that sends before it knows all partitions spreads one session over two of them.
-    """
-    admin = create_client(AdminClient, {**client_settings, "log_level": 0})
-    try:
-        existing = admin.list_topics(timeout=BROKER_TIMEOUT_SECONDS).topics
-        missing = {name: count for name, count in topics.items() if name not in existing}
-        if missing:
-            new_topics = [NewTopic(name, count, 1) for name, count in missing.items()]
-            for future in admin.create_topics(new_topics).values():
-                future.result()
-        for name, count in missing.items():
-            _wait_for_leaders(admin, name, count)
-    except KafkaException as error:
-        raise _kafka_error(error) from None
-
-
-def _wait_for_leaders(admin: AdminClient, topic: str, partition_count: int) -> None:
-    deadline = time.monotonic() + BROKER_TIMEOUT_SECONDS
-    while True:
-        metadata = admin.list_topics(topic, timeout=BROKER_TIMEOUT_SECONDS)
-        partitions = metadata.topics[topic].partitions.values()
-        leaders = [partition for partition in partitions if partition.leader >= 0]
-        if len(partitions) == len(leaders) == partition_count:
-            return
-        if time.monotonic() > deadline:
-            raise PlatformError(
-                f"topic {topic} has no leaders yet", next="check the broker, then send again"
-            )
-        time.sleep(0.1)

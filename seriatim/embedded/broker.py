@@ -15,7 +15,6 @@ import difflib
 import re
 import shutil
 import subprocess
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,17 +26,19 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from seriatim import config
 from seriatim.embedded import jars, java, server_process
-from seriatim.embedded.jars import file_lock
-from seriatim.embedded.server_process import HOST, free_port, read_properties, write_properties
+from seriatim.embedded.server_process import (
+    HOST,
+    EmbeddedServer,
+    free_port,
+    read_properties,
+    write_properties,
+)
 from seriatim.errors import ConfigError, PlatformError
 from seriatim.kafka.client import create_client
 
 HEAP_SIZE = "512m"
-START_TIMEOUT_SECONDS = 300
-NOTICE_EVERY_SECONDS = 5.0
-PORT_TRIES = 5
+MAIN_CLASS = "kafka.Kafka"
 PROCESS_MARKER = "-Dseriatim.broker="
-LOCK_NOTICE = "waiting: another start or stop of this broker is under way"
 
 # One broker that is its own controller; small enough for a laptop.
 DEFAULTS = {
@@ -102,54 +103,51 @@ def start_broker(
     """Start the broker of this home, and return when it answers. One that runs already is left as it
     is; it is refused if it has other settings.
     """
-    folder = _broker_folder(home)
+    server = _server(home)
+    folder = server.folder
     overrides = overrides or {}
-    with file_lock(folder / "lock", print_notice, LOCK_NOTICE):
-        process = _find_process(folder)
+    with server.lock(print_notice):
+        process = server.find_process()
         if process is not None:
             _refuse_other_settings(folder, port, overrides)
             print_notice(f"already running (pid {process.pid})")
-            _wait_until_ready(folder, process, print_notice)
+            server.wait_until_ready(process, lambda _: _answers(folder), print_notice)
         else:
             _format_once(folder, program)
-            process = _launch(folder, port, overrides, program, print_notice)
+            process = _launch(server, port, overrides, program, print_notice)
         return _broker_info(folder, process)
 
 
 def stop_broker(home: Path, print_notice: PrintNotice) -> bool:
     """Stop the broker of this home cleanly; False if none was running."""
-    folder = _broker_folder(home)
-    with file_lock(folder / "lock", print_notice, LOCK_NOTICE):
-        process = _find_process(folder)
-        if process is None:
-            return False
-        server_process.terminate(process, "broker", print_notice)
-        return True
+    return _server(home).stop(print_notice)
 
 
 def broker_status(home: Path) -> BrokerInfo | None:
     """The broker of this home, if it runs."""
-    folder = _broker_folder(home)
-    process = _find_process(folder)
-    return _broker_info(folder, process) if process else None
+    server = _server(home)
+    process = server.find_process()
+    return _broker_info(server.folder, process) if process else None
 
 
-def _broker_folder(home: Path) -> Path:
+def _server(home: Path) -> EmbeddedServer:
     folder = (home / "kafka").resolve()
     if "," in str(folder) or ":" in str(folder):
         raise ConfigError(
             f"Kafka cannot live in {folder}: a comma or colon", next="choose another SERIATIM_HOME"
         )
-    return folder
+    marker = f"{PROCESS_MARKER}{folder}"
+    log = folder / "broker.log"
+    return EmbeddedServer("broker", "seriatim kafka", folder, marker, MAIN_CLASS, log)
 
 
 def _broker_info(folder: Path, process: psutil.Process) -> BrokerInfo:
+    return BrokerInfo(_bootstrap_servers(folder), process.pid, folder / "data")
+
+
+def _bootstrap_servers(folder: Path) -> str:
     port = client_port(read_properties(folder / "server.properties"))
-    return BrokerInfo(f"{HOST}:{port}", process.pid, folder / "data")
-
-
-def _find_process(folder: Path) -> psutil.Process | None:
-    return server_process.find(f"{PROCESS_MARKER}{folder}", "kafka.Kafka")
+    return f"{HOST}:{port}"
 
 
 def _refuse_other_settings(folder: Path, port: int | None, overrides: Mapping[str, str]) -> None:
@@ -196,28 +194,26 @@ def _format_once(folder: Path, program: KafkaProgram) -> None:
 
 
 def _launch(
-    folder: Path,
+    server: EmbeddedServer,
     port: int | None,
     overrides: Mapping[str, str],
     program: KafkaProgram,
     print_notice: PrintNotice,
 ) -> psutil.Process:
-    """Start Kafka. If no port is given, another process may take the free port that we chose before
-    Kafka does; then another one is tried.
-    """
-    for _ in range(PORT_TRIES):
-        _write_settings(folder, port, overrides)
-        process = _spawn(folder, program)
-        if _wait_until_ready_or_interrupted(folder, process, print_notice):
-            _refuse_unknown_settings(folder, process, overrides, print_notice)
-            return process
-        if port is not None or "Address already in use" not in _read_log(folder):
-            break
-    cause = _last_error(_read_log(folder))
-    error_class = ConfigError if "ConfigException" in cause else PlatformError
-    raise error_class(
-        "the broker ended while starting", cause=cause, next=f"read {folder / 'broker.log'}"
+    folder = server.folder
+    process = server.launch(
+        program.command(folder, MAIN_CLASS, str(folder / "server.properties")),
+        lambda: _write_settings(folder, port, overrides),
+        lambda _: _answers(folder),
+        print_notice,
+        has_fixed_port=port is not None,
     )
+    if process is not None:
+        _refuse_unknown_settings(server, process, overrides, print_notice)
+        return process
+    cause = _last_error(server.read_log())
+    error_class = ConfigError if "ConfigException" in cause else PlatformError
+    raise error_class("the broker ended while starting", cause=cause, next=f"read {server.log}")
 
 
 def _write_settings(folder: Path, port: int | None, overrides: Mapping[str, str]) -> None:
@@ -237,43 +233,12 @@ def _previous_port(settings: Path) -> int | None:
     return port if port and server_process.wait_until_free(port) else None
 
 
-def _spawn(folder: Path, program: KafkaProgram) -> psutil.Process:
-    command = program.command(folder, "kafka.Kafka", str(folder / "server.properties"))
-    return server_process.spawn(command, folder / "broker.log")
-
-
-def _wait_until_ready_or_interrupted(
-    folder: Path, process: psutil.Process, print_notice: PrintNotice
-) -> bool:
-    """Like `_wait_until_ready`, but Ctrl-C during the start ends the broker, too."""
-    try:
-        return _wait_until_ready(folder, process, print_notice)
-    except KeyboardInterrupt:
-        server_process.terminate(process, "broker", print_notice)
-        raise
-
-
-def _wait_until_ready(folder: Path, process: psutil.Process, print_notice: PrintNotice) -> bool:
-    """Wait until the broker answers a metadata request. Returns False if it ended first."""
-    info = _broker_info(folder, process)
+def _answers(folder: Path) -> bool:
+    """Whether the broker answers a metadata request. The id is compared, because another broker may
+    answer at this address.
+    """
     metadata = read_properties(folder / "data" / "meta.properties")
-    own_cluster_id = metadata.get("cluster.id", "")
-    start_seconds = time.monotonic()
-    notice_seconds = start_seconds
-    while time.monotonic() - start_seconds < START_TIMEOUT_SECONDS:
-        if not server_process.is_running(process):
-            return False
-        # The id is compared, because another broker may answer at this address.
-        if cluster_id(info.bootstrap_servers) == own_cluster_id:
-            return True
-        now_seconds = time.monotonic()
-        if now_seconds - notice_seconds >= NOTICE_EVERY_SECONDS:
-            notice_seconds = now_seconds
-            print_notice(f"waiting for the broker: {now_seconds - start_seconds:.0f} s")
-    raise PlatformError(
-        f"the broker does not answer after {START_TIMEOUT_SECONDS} s, but it is still at work",
-        next=f"read {folder / 'broker.log'}; seriatim kafka start goes on waiting, kafka stop ends it",
-    )
+    return cluster_id(_bootstrap_servers(folder)) == metadata.get("cluster.id", "")
 
 
 def cluster_id(
@@ -296,17 +261,20 @@ def cluster_id(
 
 
 def _refuse_unknown_settings(
-    folder: Path, process: psutil.Process, overrides: Mapping[str, str], print_notice: PrintNotice
+    server: EmbeddedServer,
+    process: psutil.Process,
+    overrides: Mapping[str, str],
+    print_notice: PrintNotice,
 ) -> None:
     """Refuse settings that Kafka does not know. Kafka itself ignores them, and a mistyped one would go
     unnoticed.
     """
     if not overrides:
         return
-    known_settings = _known_settings(_broker_info(folder, process).bootstrap_servers)
+    known_settings = _known_settings(_bootstrap_servers(server.folder))
     unknown = [key for key in overrides if key not in known_settings]
     if unknown:
-        server_process.terminate(process, "broker", print_notice)
+        server.terminate(process, print_notice)
         advice = "see the broker settings in Kafka's documentation"
         similar = difflib.get_close_matches(unknown[0], known_settings, n=1)
         if similar:
@@ -322,10 +290,6 @@ def _known_settings(bootstrap_servers: str) -> list[str]:
     client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0})
     answer = client.describe_configs([broker])[broker].result(timeout=10)
     return [key for key, entry in answer.items() if not entry.is_sensitive]
-
-
-def _read_log(folder: Path) -> str:
-    return (folder / "broker.log").read_text(errors="replace")
 
 
 def _last_error(log: str) -> str:

@@ -85,9 +85,14 @@ class NotConfiguredError(Exception):
         self.fix = fix
 
 
-def run_checks(settings: Settings) -> Iterator[DoctorCheck]:
-    """All checks, in the order in which a person would fix things."""
+def run_checks(
+    settings: Settings, on_begin: Callable[[str], None] = lambda _activity: None
+) -> Iterator[DoctorCheck]:
+    """All checks, in the order in which a person would fix things. `on_begin` gets what each check
+    is about to do, since some of them take seconds.
+    """
     for name, check in CHECKS.items():
+        on_begin(ACTIVITIES.get(name, f"looking at {name}"))
         yield _run_check(name, check, settings)
 
 
@@ -273,6 +278,17 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "outputs": _check_outputs,
     "mail": _check_smtp,
 }
+
+
+ACTIVITIES = {
+    "JARs of Spark": "comparing the JARs of Spark with their digests",
+    "JARs of Kafka": "comparing the JARs of Kafka with their digests",
+    "Kafka": "asking Kafka for its topics",
+    "Spark": "starting Spark, which takes some seconds",
+    "outputs": "writing and deleting a file in each output folder",
+    "mail": "asking the mail server whether it is there",
+}
+"""What the checks do that take time."""
 
 
 def refuse_broken_environment(environ: Mapping[str, str]) -> None:

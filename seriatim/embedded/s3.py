@@ -9,7 +9,6 @@ Next: embedded/server_process.py starts and finds the process; storage/object_st
 from __future__ import annotations
 
 import secrets
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import psutil
 
 from seriatim import config
 from seriatim.embedded import jars, java, server_process
-from seriatim.embedded.jars import file_lock
+from seriatim.embedded.server_process import EmbeddedServer
 from seriatim.errors import ConfigError, PlatformError
 
 HEAP_SIZE = "512m"
@@ -28,11 +27,6 @@ BUCKET = "seriatim"
 REGION = "us-east-1"
 SIGNED_BYTES_MAX = 1 << 30
 """The largest object that it takes in one put. Its own default is 128 MB."""
-START_TIMEOUT_SECONDS = 300
-NOTICE_EVERY_SECONDS = 5.0
-POLL_SECONDS = 0.1
-PORT_TRIES = 5
-LOCK_NOTICE = "waiting: another start or stop of this S3 server is under way"
 
 PrintNotice = Callable[[str], None]
 
@@ -51,11 +45,20 @@ def start_s3_server(
     """Start the server of this home, and return when it listens. One that runs already is left as it
     is; it is refused if it has another port. `settings` say where the cache of JARs is.
     """
-    folder = _server_folder(home)
-    with file_lock(folder / "lock", print_notice, LOCK_NOTICE):
-        process = _find_process(folder)
+    server = _server(home)
+    folder = server.folder
+    with server.lock(print_notice):
+        process = server.find_process()
         if process is None:
-            process = _launch(folder, port, settings, print_notice)
+            process = server.launch(
+                _command(folder, settings, print_notice),
+                lambda: _write_settings(folder, port),
+                lambda process: _is_listening(process, _port(folder)),
+                print_notice,
+                has_fixed_port=port is not None,
+            )
+            if process is None:
+                raise PlatformError("the S3 server ended while starting", next=f"read {server.log}")
         else:
             if port and port != _port(folder):
                 raise ConfigError(
@@ -63,26 +66,22 @@ def start_s3_server(
                     next="seriatim s3 stop, then start it again",
                 )
             print_notice(f"already running (pid {process.pid})")
-            _wait_until_listening(folder, process, print_notice)
+            server.wait_until_ready(
+                process, lambda process: _is_listening(process, _port(folder)), print_notice
+            )
         return _server_info(folder, process)
 
 
 def stop_s3_server(home: Path, print_notice: PrintNotice) -> bool:
     """Stop the server of this home; False if none was running."""
-    folder = _server_folder(home)
-    with file_lock(folder / "lock", print_notice, LOCK_NOTICE):
-        process = _find_process(folder)
-        if process is None:
-            return False
-        server_process.terminate(process, "S3 server", print_notice)
-        return True
+    return _server(home).stop(print_notice)
 
 
 def s3_server_status(home: Path) -> S3ServerInfo | None:
     """The server of this home, if it runs."""
-    folder = _server_folder(home)
-    process = _find_process(folder)
-    return _server_info(folder, process) if process else None
+    server = _server(home)
+    process = server.find_process()
+    return _server_info(server.folder, process) if process else None
 
 
 def s3_environment(home: Path) -> dict[str, str]:
@@ -92,7 +91,7 @@ def s3_environment(home: Path) -> dict[str, str]:
         raise PlatformError(
             "no embedded S3 server is running", home=str(home), next="seriatim s3 start"
         )
-    server_settings = server_process.read_properties(_settings_file(_server_folder(home)))
+    server_settings = server_process.read_properties(_settings_file(_server(home).folder))
     return {
         "AWS_ENDPOINT_URL": server.endpoint,
         "AWS_ACCESS_KEY_ID": server_settings["s3proxy.identity"],
@@ -103,8 +102,11 @@ def s3_environment(home: Path) -> dict[str, str]:
     }
 
 
-def _server_folder(home: Path) -> Path:
-    return (home / "s3").resolve()
+def _server(home: Path) -> EmbeddedServer:
+    folder = (home / "s3").resolve()
+    marker = f"{PROCESS_MARKER}{folder}"
+    log = folder / "server.log"
+    return EmbeddedServer("S3 server", "seriatim s3", folder, marker, MAIN_CLASS, log)
 
 
 def _settings_file(folder: Path) -> Path:
@@ -119,32 +121,6 @@ def _port(folder: Path) -> int | None:
     endpoint = server_process.read_properties(_settings_file(folder)).get("s3proxy.endpoint", "")
     port = endpoint.rpartition(":")[2]
     return int(port) if port else None
-
-
-def _find_process(folder: Path) -> psutil.Process | None:
-    return server_process.find(f"{PROCESS_MARKER}{folder}", MAIN_CLASS)
-
-
-def _launch(
-    folder: Path, port: int | None, settings: config.Settings, print_notice: PrintNotice
-) -> psutil.Process:
-    """Start the server. If no port is given, another process may take the free port that we chose
-    before the server does; then another one is tried.
-    """
-    command = _command(folder, settings, print_notice)
-    log = folder / "server.log"
-    for _ in range(PORT_TRIES):
-        _write_settings(folder, port)
-        process = server_process.spawn(command, log)
-        try:
-            if _wait_until_listening(folder, process, print_notice):
-                return process
-        except KeyboardInterrupt:
-            server_process.terminate(process, "S3 server", print_notice)
-            raise
-        if port is not None or "Address already in use" not in log.read_text(errors="replace"):
-            break
-    raise PlatformError("the S3 server ended while starting", next=f"read {log}")
 
 
 def _command(folder: Path, settings: config.Settings, print_notice: PrintNotice) -> list[str]:
@@ -185,27 +161,6 @@ def _write_settings(folder: Path, port: int | None) -> None:
         "jclouds.credential": "none",
     }
     server_process.write_properties(_settings_file(folder), server_settings, is_private=True)
-
-
-def _wait_until_listening(folder: Path, process: psutil.Process, print_notice: PrintNotice) -> bool:
-    """Wait until the process itself listens at its port. Returns False if it ended first."""
-    port = _port(folder)
-    start_seconds = time.monotonic()
-    notice_seconds = start_seconds
-    while time.monotonic() - start_seconds < START_TIMEOUT_SECONDS:
-        if not server_process.is_running(process):
-            return False
-        if _is_listening(process, port):
-            return True
-        now_seconds = time.monotonic()
-        if now_seconds - notice_seconds >= NOTICE_EVERY_SECONDS:
-            notice_seconds = now_seconds
-            print_notice(f"waiting for the S3 server: {now_seconds - start_seconds:.0f} s")
-        time.sleep(POLL_SECONDS)
-    raise PlatformError(
-        f"the S3 server does not listen after {START_TIMEOUT_SECONDS} s, but it is still at work",
-        next=f"read {folder / 'server.log'}; seriatim s3 start goes on waiting, s3 stop ends it",
-    )
 
 
 def _is_listening(process: psutil.Process, port: int | None) -> bool:

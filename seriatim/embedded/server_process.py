@@ -1,5 +1,5 @@
-"""The process of an embedded server: how it is started, found again and ended; its settings file and
-its port.
+"""The process of an embedded server: how it is started, waited for, found again and ended; its
+settings file and its port.
 
 There is no pid file that could be stale. A running server is found in the process table by a marker
 on its command line. So `kill -9` of the server, or of the process that started it, leaves nothing to
@@ -10,22 +10,139 @@ Next: embedded/broker.py and embedded/s3.py have the servers.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import psutil
+from msgspec import Struct
 
 from seriatim import config
+from seriatim.embedded.jars import file_lock
+from seriatim.errors import PlatformError
 
 HOST = "127.0.0.1"
+START_TIMEOUT_SECONDS = 300
+NOTICE_EVERY_SECONDS = 5.0
+POLL_SECONDS = 0.1
+PORT_TRIES = 5
 STOP_SECONDS = 60
 PORT_WAIT_SECONDS_MAX = 2.0
+PR_SET_PDEATHSIG = 1
+"""The number of this option in Linux' prctl.h."""
 
 PrintNotice = Callable[[str], None]
+
+
+class EmbeddedServer(Struct, frozen=True):
+    """A server of one home, running or not."""
+
+    name: str
+    """What people call it: `broker`."""
+    command: str
+    """The command that starts and stops it: `seriatim kafka`."""
+    folder: Path
+    marker: str
+    """What is on the command line of its process, and on no other."""
+    main_class: str
+    log: Path
+    """What its process writes."""
+
+    def lock(self, print_notice: PrintNotice) -> AbstractContextManager[None]:
+        """Held while the server is started or stopped."""
+        notice = f"waiting: another start or stop of this {self.name} is under way"
+        return file_lock(self.folder / "lock", print_notice, notice)
+
+    def find_process(self) -> psutil.Process | None:
+        """The running process. A zombie has no command line, so it is not found."""
+        for process in psutil.process_iter(["cmdline"]):
+            command = process.info["cmdline"] or []
+            if self.marker in command and self.main_class in command:
+                return process
+        return None
+
+    def stop(self, print_notice: PrintNotice) -> bool:
+        """Stop it cleanly; False if none was running."""
+        with self.lock(print_notice):
+            process = self.find_process()
+            if process is None:
+                return False
+            self.terminate(process, print_notice)
+            return True
+
+    def launch(
+        self,
+        command: list[str],
+        write_settings: Callable[[], None],
+        is_ready: Callable[[psutil.Process], bool],
+        print_notice: PrintNotice,
+        *,
+        has_fixed_port: bool,
+    ) -> psutil.Process | None:
+        """Start it, and wait until it is ready; None if it ended while starting.
+
+        If no port is given, another process may take the free port that we chose before the server
+        does; then another one is tried.
+        """
+        for _ in range(PORT_TRIES):
+            write_settings()
+            process = spawn(command, self.log)
+            try:
+                if self.wait_until_ready(process, is_ready, print_notice):
+                    return process
+            except KeyboardInterrupt:
+                self.terminate(process, print_notice)
+                raise
+            if has_fixed_port or "Address already in use" not in self.read_log():
+                break
+        return None
+
+    def wait_until_ready(
+        self,
+        process: psutil.Process,
+        is_ready: Callable[[psutil.Process], bool],
+        print_notice: PrintNotice,
+    ) -> bool:
+        """Wait until the process answers. Returns False if it ended first."""
+        start_seconds = time.monotonic()
+        notice_seconds = start_seconds
+        while time.monotonic() - start_seconds < START_TIMEOUT_SECONDS:
+            if not is_running(process):
+                return False
+            if is_ready(process):
+                return True
+            now_seconds = time.monotonic()
+            if now_seconds - notice_seconds >= NOTICE_EVERY_SECONDS:
+                notice_seconds = now_seconds
+                print_notice(f"waiting for the {self.name}: {now_seconds - start_seconds:.0f} s")
+            time.sleep(POLL_SECONDS)
+        raise PlatformError(
+            f"the {self.name} does not answer after {START_TIMEOUT_SECONDS} s, but it is still at work",
+            next=f"read {self.log}; {self.command} start goes on waiting, {self.command} stop ends it",
+        )
+
+    def read_log(self) -> str:
+        """What its process has written since it was started."""
+        return self.log.read_text(errors="replace")
+
+    def terminate(self, process: psutil.Process, print_notice: PrintNotice) -> None:
+        """End it with SIGTERM; kill it if it does not end in time."""
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_SECONDS)
+        except psutil.TimeoutExpired:
+            print_notice(
+                f"the {self.name} did not stop in {STOP_SECONDS} s: killing it;"
+                " the next start recovers its data"
+            )
+            process.kill()
+            process.wait()
 
 
 def spawn(command: list[str], log: Path) -> psutil.Process:
@@ -46,33 +163,17 @@ def spawn(command: list[str], log: Path) -> psutil.Process:
     return psutil.Process(pid)
 
 
-def find(marker: str, main: str) -> psutil.Process | None:
-    """The running process with this marker and main class on its command line. A zombie has no
-    command line, so it is not found.
-    """
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if marker in command and main in command:
-            return process
-    return None
-
-
 def is_running(process: psutil.Process) -> bool:
     """Whether a process is still at work."""
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
 
 
-def terminate(process: psutil.Process, name: str, print_notice: PrintNotice) -> None:
-    """End a server with SIGTERM; kill it if it does not end in time."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(STOP_SECONDS)
-    except psutil.TimeoutExpired:
-        print_notice(
-            f"the {name} did not stop in {STOP_SECONDS} s: killing it; the next start recovers its data"
-        )
-        process.kill()
-        process.wait()
+def signal_when_parent_ends(number: int) -> None:
+    """Called in a child: Linux sends it this signal when its parent ends, even by SIGKILL. Elsewhere
+    nothing happens.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
 
 
 def wait_until_free(port: int) -> bool:

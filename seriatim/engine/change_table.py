@@ -29,6 +29,7 @@ from seriatim.engine.session import FoldOutput, Row, Session
 from seriatim.engine.table import (
     Columns,
     HeadlessError,
+    MessageFields,
     PreconditionError,
     TableMachine,
     row_fields,
@@ -107,7 +108,7 @@ class ChangeTable(TableMachine):
         self,
         key: Sequence[str],
         columns: Columns,
-        *unused_fields: Any,  # noqa: ARG002  # they name fields of messages that are not changes
+        fields: MessageFields,  # noqa: ARG002  # of messages that are not changes
     ) -> None:
         rename = {f"c{i}": name for i, name in enumerate(columns)}
         # Without full images only the key of a row before can be used.
@@ -143,7 +144,7 @@ class ChangeTable(TableMachine):
             return Poison("a message of logical decoding", has_no_effect=True)
         if message.unavailable:
             # The source may have more columns than the table.
-            names = [name for name in message.unavailable if name in self.column_names]
+            names = [name for name in message.unavailable if name in self.field_names]
             message.unavailable = names
         fault = self._missing_part(message) or self._misfit(message)
         return Poison(fault) if fault else message
@@ -174,11 +175,23 @@ class ChangeTable(TableMachine):
             misfit = misfit or self._row_misfit(change.before, only_key=only_key)
         return f"wrong schema: {misfit}" if misfit else ""
 
-    def rows_named_by(self, message: Any) -> Sequence[Any]:
-        """The image of the row that a change leaves; of a delete, that of the row before."""
+    def keys_named_by(self, message: Any) -> list[Row]:
+        """The keys of the rows that a change names, as tuples. One that changes the key of a row names
+        two.
+        """
         if message.op == "t":
-            return ()
-        return (message.before if message.op == "d" else message.after,)
+            return []
+        images = [message.before if message.op == "d" else message.after]
+        if self._may_change_key(message):
+            images.append(message.before)
+        keys = [self._key_values(astuple(image)) for image in images]
+        return list(dict.fromkeys(keys))
+
+    def _may_change_key(self, change: Any) -> bool:
+        """Whether the key of the row before is known for certain. Without full images the columns of
+        `before` may have the defaults of their types.
+        """
+        return bool(change.op == "u" and self.has_full_before_images)
 
     def is_snapshot(self, message: Any) -> bool:
         """Whether a session by key may begin, or begin again, here: the message tells the whole row,
@@ -209,7 +222,7 @@ class ChangeTable(TableMachine):
         elif message.op == "d":
             records = self._delete_changed(rows, message)
         else:
-            records = (self._write_row(rows, message),)
+            records = self._write_row(rows, message)
         rows.is_proven = True
         return records
 
@@ -224,19 +237,34 @@ class ChangeTable(TableMachine):
         """The positions of messages that the fold must take through `apply`: all of them."""
         return range(len(messages))
 
-    def _write_row(self, rows: ChangedRows, change: Any) -> Row:
-        """Put the row of a create, an update or a read into the table. Returns its record."""
+    def _write_row(self, rows: ChangedRows, change: Any) -> Sequence[Row]:
+        """Put the row of a create, an update or a read into the table. Returns its record, and before
+        it one that deletes the row under its old key, if the change gives it another.
+        """
         values = astuple(change.after)
         key = self._row_key(values)
-        old = rows.get(key)
+        named_row = values
+        if self._may_change_key(change):
+            named_row = astuple(change.before)
+        old_key = self._row_key(named_row)
+        old = rows.get(old_key)
         new = self._whole_row(rows, change, values, old)
+        overwritten = rows.get(key)
         if rows.is_proven:
-            self._refuse_contradiction(change, new, old)
+            self._refuse_contradiction(change, named_row, old)
+            if old_key != key and overwritten is not None:
+                self._refuse_or_count("change of a key to one that is there already", values)
+        records = []
+        if old_key != key and old is not None:
+            del rows[old_key]
+            records.append(self._delete_record(old))
         rows[key] = new
         rows.deleted_row = None
+        op = "insert" if overwritten is None else "update"
         if change.op == "r":
-            return self._record("snapshot", new, old)
-        return self._record("insert" if old is None else "update", new, old)
+            op = "snapshot"
+        records.append(self._record(op, new, overwritten))
+        return records
 
     def _delete_changed(self, rows: ChangedRows, change: Any) -> Sequence[Row]:
         values = astuple(change.before)
@@ -265,9 +293,9 @@ class ChangeTable(TableMachine):
             unchanged = rows.deleted_row
         new: list[Any] = []
         for i, value in enumerate(values):
-            is_unavailable = value is UNSET and self.column_names[i] in change.unavailable
+            is_unavailable = value is UNSET and self.field_names[i] in change.unavailable
             if is_unavailable and unchanged is None:
-                self._refuse_unknown_value(values, self.column_names[i])
+                self._refuse_unknown_value(values, self.field_names[i])
             if is_unavailable:
                 new.append(unchanged[i])  # type: ignore[index]  # None was refused
             else:
@@ -298,19 +326,11 @@ class ChangeTable(TableMachine):
                 kind = "update" if op == "u" else "delete"
                 self._refuse_or_count(f"{kind} of a missing row", values)
         elif self.has_full_before_images:
-            column = self._differing_column(astuple(change.before), old)
-            if column:
-                self._refuse_or_count(f"before-image differs from the row in {column}", values)
-
-    def _differing_column(self, before: Row, old: Row) -> str:
-        """The first column in which a before-image is not the row; empty if there is none."""
-        for name, value, old_value in zip(self.column_names, before, old, strict=True):
-            # A column that the source did not have yet, or a value that the connector did not get.
-            if value is UNSET:
-                continue
-            if value != old_value:
-                return name
-        return ""
+            # A before-image lacks columns that the source did not have yet, and values that the
+            # connector did not get.
+            field = self._differing_field(astuple(change.before), old)
+            if field:
+                self._refuse_or_count(f"before-image differs from the row in {field}", values)
 
     def dump(self, rows: dict[Any, Row]) -> bytes:
         """Rows as bytes, as those of the table machine. Only while a deleted row is remembered, it is

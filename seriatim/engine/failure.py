@@ -23,6 +23,7 @@ from seriatim.errors import (
     FencedError,
     IntegrityError,
     KafkaSilentError,
+    MissingTopicsError,
     PlatformError,
     SeriatimError,
 )
@@ -35,6 +36,7 @@ ERROR_CLASSES: dict[str, type[SeriatimError]] = {
         SeriatimError,
         BrokenPromiseError,
         ConfigError,
+        MissingTopicsError,
         IntegrityError,
         DamagedFileError,
         FindingsError,

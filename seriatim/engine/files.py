@@ -111,11 +111,24 @@ def ranges_to_log_ends(
 
 
 class FileWriter(Protocol):
-    """A file being written."""
+    """A file being written. When it is large enough, it is finished, and the next one is begun."""
+
+    @property
+    def full_files(self) -> Sequence[File]:
+        """The files that were finished so far, in order."""
+        ...
 
     def close(self) -> File | None:
-        """Finish the file; None if nothing was written."""
+        """Finish the last file; None if nothing was written since the one before."""
         ...
+
+
+def finish_files(writer: FileWriter) -> tuple[File, ...]:
+    """Finish what is being written; all files of the writer, in order."""
+    last_file = writer.close()
+    if last_file is None:
+        return tuple(writer.full_files)
+    return (*writer.full_files, last_file)
 
 
 class RecordWriter(FileWriter, Protocol):
@@ -165,9 +178,9 @@ class StateStore(Protocol):
         stem: str,
         sessions: Mapping[str, Session],
         files_to_merge: Iterable[File],
-    ) -> File:
-        """Write one file of these sessions and those of `files_to_merge` (oldest first); newer ones
-        win.
+    ) -> tuple[File, ...]:
+        """Write these sessions and those of `files_to_merge` (oldest first); newer ones win. It is one
+        file, or several of which each session is in one, if one would be too large.
         """
 
     def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
@@ -201,8 +214,8 @@ def save_state(
     rows_per_file = [file.rows for file in present_files]
     unmerged_count = len(present_files) - merge_count(rows_per_file, len(sessions))
     files_to_merge = present_files[unmerged_count:]
-    new_file = store.save(partition, stem, sessions, files_to_merge)
-    return (*present_files[:unmerged_count], new_file)
+    new_files = store.save(partition, stem, sessions, files_to_merge)
+    return (*present_files[:unmerged_count], *new_files)
 
 
 def merge_count(rows_per_file: Sequence[int], new_sessions: int) -> int:

@@ -25,6 +25,10 @@ OnPoison = Literal["quarantine", "halt", "skip"]
 FindingScope = Literal["stream", "partition", "session"]
 FindingAction = Literal["count", "drop", "halt", "wait", "heal"]
 
+FINDINGS_IN_FULL_MAX = 3
+"""More findings than this are put into groups, so that they fit on one screen."""
+EXAMPLES_MAX = 3
+"""Places that a group of findings names, at most."""
 FINDINGS_REPORTED_MAX = 100
 """Findings of one level that are listed per partition and slice. Further ones are only counted."""
 
@@ -105,13 +109,21 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return f"{self.topic}/{self.partition}"
 
     @property
+    def location(self) -> str:
+        """The partition and the offset, as people write them."""
+        name = self.partition_name or "records table"
+        return f"{name} at offset {self.offset}" if self.offset >= 0 else name
+
+    @property
     def advice_key(self) -> str:
         """The key of its advice in `FINDING_ADVICE`."""
         kind = self.finding
         if kind == "poison" and self.level == "warning":
             return "skipped"
         if self.scope == "session" and kind != "snapshot distance":
-            return "session" if self.level == "error" else "passed"
+            if self.level == "warning":
+                return "passed"
+            return kind if kind in LASTING_FINDINGS else "session"
         if kind == "check" and self.level == "warning":
             return "doubtful"
         return kind
@@ -127,6 +139,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
             stream=stream,
             place=self.partition_name,
             topic=self.topic,
+            session=shell_quote(self.session or ""),
             expected=self.expected,
             sequence=self.sequence,
         )
@@ -222,10 +235,16 @@ class GapMark(
     """What closed the gap: snapshot, repair, forward, hand. Empty: this mark opens a gap."""
     quarantined: bool = False
     """Whether the session's messages are quarantined meanwhile."""
+    sorted_until: int = -1
+    """Of a mark that closes: a repair applied the session's messages from `offset` up to here in the
+    order of their sequences, because they were swapped.
+    """
     topic_id: str = ""
     """The topic id, if the gap is in the topic's earlier life. Empty: the topic id of the change."""
 
 
+LASTING_FINDINGS = ("sequence gap", "repeat", "disorder")
+"""Findings of a session that the same messages give again: folding them again does not help."""
 FORWARD = ("expired", "poison")
 """Keys of the advice that offers `repair --forward`."""
 FINDING_ADVICE = {
@@ -247,6 +266,15 @@ FINDING_ADVICE = {
     "skipped": "look at the producer: the message was passed over, as on_poison in the stream file says",
     "session": "fix the producer or the machine, then: seriatim repair {stream} --partition {place}\n"
     "The session's messages are kept (table quarantine); its next snapshot makes it right, too",
+    "sequence gap": "ask the producer for a snapshot of the session: that makes it right. To see whether the missing\n"
+    "message came later, and to put swapped messages into order: seriatim repair {stream} --partition {place}\n"
+    "If it never came, and the session is right without it:\n"
+    'seriatim quarantine release {stream} {session} --topic {place} --because "…"',
+    "repeat": "ask the producer for a snapshot of the session: that makes it right. Folding again finds the repeat\n"
+    'again, unless tier = "once" in the stream file drops it; then: seriatim repair {stream} --partition {place}',
+    "disorder": "ask the producer for a snapshot of the session: that makes it right. Folding again finds the\n"
+    'disorder again, unless tier = "window" in the stream file puts messages into order; then:\n'
+    "seriatim repair {stream} --partition {place}",
     "snapshot distance": "ask the producer for snapshots at the agreed distance: one lost message spoils the session\n"
     "until its next one. Nothing is wrong yet; alerts.snapshot_distance_max_minutes has the agreed distance",
     "time left": "`seriatim run {stream}` folds what waits; `seriatim status {stream}` says if it waits for a person.\n"
@@ -261,8 +289,72 @@ FINDING_ADVICE = {
     'If it is right as it is: seriatim accept {stream} --sequence {sequence} --because "…"',
     "doubtful": "look at it when there is time: a warning holds nothing back. Its severity is in the suite named above",
 }
-for _kind in ("sequence gap", "repeat", "disorder", "moved session", "precondition", "raised"):
+for _kind in ("moved session", "precondition", "raised"):
     FINDING_ADVICE[_kind] = FINDING_ADVICE["session"]
+
+
+class FindingGroup(Struct, frozen=True):
+    """Findings of one kind, level and cause: a person reads them at once."""
+
+    findings: list[Finding]
+
+    @property
+    def example(self) -> Finding:
+        """The first of them, which stands for the others."""
+        return self.findings[0]
+
+    def render(self, stream: str) -> str:
+        """The group as a text of a few lines for people."""
+        example = self.example
+        if len(self.findings) == 1:
+            return example.render(stream)
+        partitions = list(dict.fromkeys(finding.partition_name for finding in self.findings))
+        sessions = {finding.session for finding in self.findings if finding.session is not None}
+        place_name = (
+            partitions[0] if len(partitions) == 1 else count_of(len(partitions), "partition")
+        )
+        headline = (
+            f"{FINDING_TITLES[example.finding]}: {stream} {place_name or 'records table'}:"
+            f" {len(self.findings)} × {example.finding}"
+        )
+        if sessions:
+            headline += f", {count_of(len(sessions), 'session')}"
+        examples = [finding.location for finding in self.findings[:EXAMPLES_MAX]]
+        facts = {
+            "where": _list_some(partitions, EXAMPLES_MAX),
+            "first": _list_some(examples, EXAMPLES_MAX, len(self.findings)),
+            "cause": example.cause,
+            "next": example.advice(stream),
+        }
+        return render_screen(headline, {label: shorten(fact) for label, fact in facts.items()})
+
+
+def group_findings(findings: Iterable[Finding]) -> list[FindingGroup]:
+    """Findings by kind, level and cause, errors first, then the largest group. A few findings are
+    not put together: each is read by itself.
+    """
+    findings = list(findings)
+    if len(findings) <= FINDINGS_IN_FULL_MAX:
+        return [FindingGroup([finding]) for finding in findings]
+    by_cause: dict[tuple[str, str, str], list[Finding]] = {}
+    for finding in findings:
+        # Offsets and sequences in a cause do not make it another cause.
+        cause = re.sub(r"[0-9]+", "0", finding.cause)
+        by_cause.setdefault((finding.level, finding.finding, cause), []).append(finding)
+    ordered = sorted(by_cause.items(), key=lambda item: (item[0][0], -len(item[1]), item[0]))
+    return [FindingGroup(members) for _, members in ordered]
+
+
+def _list_some(names: list[str], shown_max: int, count: int | None = None) -> str:
+    """The first names, and how many more there are."""
+    text = ", ".join(names[:shown_max])
+    hidden = (len(names) if count is None else count) - shown_max
+    return f"{text} and {hidden} more" if hidden > 0 else text
+
+
+def runbook_row(name: str) -> str:
+    """The id of the runbook's row about a finding or an alert: its name with dashes."""
+    return "-".join(re.findall(r"[a-z0-9]+", name.lower()))
 
 
 def shorten(text: str | None, length: int = 400) -> str:
@@ -297,6 +389,11 @@ def shell_quote(text: str) -> str:
         else:
             escaped += "".join(f"\\x{byte:02x}" for byte in character.encode())
     return f"$'{escaped}'"
+
+
+def count_of(number: int, noun: str) -> str:
+    """A count with its noun: `1 slice`, `2 slices`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def format_duration(seconds: float) -> str:

@@ -58,6 +58,7 @@ from seriatim.engine.session import (
     Row,
     Session,
     SessionFilter,
+    SwappedRanges,
     WaitingMessage,
 )
 from seriatim.engine.table import HeadlessError, PreconditionError
@@ -66,6 +67,8 @@ from seriatim.errors import ensure
 
 LoadSessions = Callable[[list[str]], dict[str, Session]]
 
+SWAPS_WINDOW = WindowSize(messages=1 << 62, seconds=1 << 40)
+"""Where messages are known to be swapped, the missing ones are there: they are waited for."""
 DISTANCE_FIELDS = ("messages_since_snapshot", "snapshot_timestamp", "snapshot_distance_ms")
 """Fields of a session that only `SnapshotDistance` changes."""
 
@@ -211,7 +214,12 @@ class Fold:
         self.headless_since = headless_since if tier_doubts_after_loss(tier) else -1
         """Messages before this offset were lost: a session last met before it is in doubt."""
         self.session_filter = SessionFilter.from_scope(scope)
-        self.window = Window(limits.window, runner, self) if limits.window else None
+        self.swapped_ranges: SwappedRanges = {} if scope is None else scope.swapped_ranges
+        """Where a refold applies the messages of a session in the order of their sequences."""
+        window_size = limits.window
+        if window_size is None and self.swapped_ranges:
+            window_size = SWAPS_WINDOW
+        self.window = Window(window_size, runner, self) if window_size else None
         self.expiry = Expiry(limits.timeout_ms, message_time_ms) if limits.timeout_ms else None
 
         self.sessions: dict[str, Session] = {}
@@ -490,7 +498,7 @@ class Fold:
             return False
         if position in self._expired_positions:
             self._end_expired_session(session, name, position)
-        window = self.window
+        window = self._window_at(name, position)
         if window is None or sequence is None or message.__class__ is Poison:
             return False
         if session.finding is not None:
@@ -523,6 +531,20 @@ class Fold:
             session.last_offset = waiting.offset
             session.timestamp = waiting.timestamp
         return True
+
+    def _window_at(self, name: str, position: int) -> Window | None:
+        """The window in which a message may wait. Without tier window that is only the case where
+        messages of its session are known to be swapped.
+        """
+        if self.limits.window is None and not self._is_in_swapped_range(name, position):
+            return None
+        return self.window
+
+    def _is_in_swapped_range(self, name: str, position: int) -> bool:
+        """Whether a message lies where messages of its session are known to be swapped."""
+        offset = self._batch.start + position
+        ranges = self.swapped_ranges.get(name, ())
+        return any(start <= offset < end for start, end in ranges)
 
     # What the window calls (see `WindowFold` in engine/rules.py).
 
@@ -636,7 +658,8 @@ class Fold:
             )
             return False
         # 2. A window that is no more.
-        if session.waiting_messages and waiting_message is None and self.tier != "window":
+        may_wait = self.tier == "window" or self._is_in_swapped_range(name, position)
+        if session.waiting_messages and waiting_message is None and not may_wait:
             self._quarantine_waiting_messages(session, name, position, can_begin=can_begin)
             if not can_begin:
                 return False

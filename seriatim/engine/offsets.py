@@ -92,22 +92,28 @@ def drop_empty_ranges(ranges: Ranges) -> Ranges:
     return {partition: offset_range for partition, offset_range in ranges.items() if offset_range}
 
 
+def first_slice(ranges: Ranges, messages_max: int) -> Ranges:
+    """The first slice of these ranges: at most `messages_max` offsets, shared fairly by partitions."""
+    ensure(messages_max > 0, "a slice holds at least one message", messages_max=messages_max)
+    remaining = drop_empty_ranges(ranges)
+    share = max(1, messages_max // max(1, len(remaining)))
+    slice_ranges: Ranges = {}
+    # With more partitions than messages, only so many take part, with one message each.
+    for partition in list(remaining)[:messages_max]:
+        offset_range = remaining[partition]
+        cut = min(offset_range.end, offset_range.start + share)
+        slice_ranges[partition] = offset_range.until(cut)
+    return slice_ranges
+
+
 def cut_into_slices(ranges: Ranges, messages_max: int) -> list[Ranges]:
     """Cut ranges into slices of at most `messages_max` offsets, shared fairly by partitions."""
-    ensure(messages_max > 0, "a slice holds at least one message", messages_max=messages_max)
     slices: list[Ranges] = []
     remaining = drop_empty_ranges(ranges)
     while remaining:
-        share = max(1, messages_max // len(remaining))
-        slice_ranges: Ranges = {}
-        # With more partitions than messages, only so many take part, with one message each.
-        for partition in list(remaining)[:messages_max]:
-            offset_range = remaining[partition]
-            cut = min(offset_range.end, offset_range.start + share)
-            slice_ranges[partition] = offset_range.until(cut)
-            if cut < offset_range.end:
-                remaining[partition] = OffsetRange(cut, offset_range.end)
-            else:
-                del remaining[partition]
+        slice_ranges = first_slice(remaining, messages_max)
+        for partition, taken in slice_ranges.items():
+            remaining[partition] = OffsetRange(taken.end, remaining[partition].end)
+        remaining = drop_empty_ranges(remaining)
         slices.append(slice_ranges)
     return slices

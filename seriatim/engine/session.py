@@ -303,6 +303,10 @@ class Counts(Struct, rename={"message_bytes": "bytes", "other_records": "others"
             self.first_snapshot = offset
 
 
+SwappedRanges = dict[str, tuple[tuple[int, int], ...]]
+"""By session: ranges of offsets in which its messages were swapped."""
+
+
 class RefoldScope(Struct, frozen=True, kw_only=True):
     """Which sessions are folded again in one stage of a refold."""
 
@@ -310,6 +314,8 @@ class RefoldScope(Struct, frozen=True, kw_only=True):
     """None: all sessions."""
     finished_sessions: tuple[str, ...] = ()
     """Sessions whose refold is over. They are passed over."""
+    swapped_ranges: SwappedRanges = field(default_factory=dict)
+    """There the messages of a session are applied in the order of their sequences, in every tier."""
 
 
 class SessionFilter(Struct, frozen=True, kw_only=True):

@@ -1,8 +1,12 @@
 """The table machine: a table that is sent as a snapshot, then inserts, updates and deletes.
 
 It comes with Seriatim, so a user needs no code of their own. The state is the rows of the session
-by key. Every message is checked before it changes anything: an insert of a row that is present, or
-an update of a missing row, raises `PreconditionError` and leaves the rows as they were.
+by key. Every message is checked before it changes anything: an insert of a row that is present, an
+update of a missing row, or a before-image that is not the row raises `PreconditionError` and leaves
+the rows as they were.
+
+Fields of messages have the names that the stream file gives to the columns. Columns of records have
+the same names, unless they are taken (`output_column_names`).
 
 Next: engine/fold.py; engine/change_table.py takes changes of single rows, as a connector captures
 them; fast/table.py is the same machine with compiled code.
@@ -10,10 +14,12 @@ them; fast/table.py is the same machine with compiled code.
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
+from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
@@ -22,7 +28,7 @@ from msgspec.structs import asdict, astuple
 
 from seriatim.engine.decoding import Decoder, JsonDecoder
 from seriatim.engine.messages import INT64_MAX, INT64_MIN, Poison, describe_message_fields
-from seriatim.engine.records import RowKeySpec
+from seriatim.engine.records import RECORD_COLUMN_NAMES, RowKeySpec, same_rows
 from seriatim.engine.session import FoldOutput, Row, Session
 
 Columns = dict[str, str]
@@ -42,6 +48,8 @@ COLUMN_TYPES: dict[str, Any] = {
     "binary": bytes,
 }
 MESSAGE_KINDS = ("snapshot", "insert", "update", "delete")
+UNWRITABLE_CHARACTERS = re.compile(r"[\s,;{}()=\x00-\x1f]")
+"""Characters that the name of a column of a Delta table cannot have."""
 EXTENDED_TIME = (
     r"(\d{4})-(\d\d)-(\d\d)(?:[Tt ](\d\d):(\d\d)(?::(\d\d)(?:[.,](\d{1,18}))?)?(ZONE)?)?"
 )
@@ -118,6 +126,7 @@ class TableMachine:
         before: bool = True,
         type_field: str = "type",
         rows_field: str = "rows",
+        before_field: str | None = "before",
         sequence: str | None = None,
         session: str | None = None,
         lenient: bool = False,
@@ -127,19 +136,11 @@ class TableMachine:
         self.name = "table"
         self.has_session_per_partition = has_session_per_partition
         self.decoder = JsonDecoder() if decoder is None else decoder
-        self.column_names = list(columns)
-        self.key_positions = [self.column_names.index(name) for name in key]
         self.has_before_image = before
         self.lenient = lenient
         """Whether messages that the rows contradict are applied as far as possible, and counted."""
         self.contradictions = 0
-        self.columns = _record_columns(columns, has_before_image=before)
-        self.row_key_spec: RowKeySpec | None = RowKeySpec(
-            key=tuple(key),
-            columns=tuple(columns),
-            deleted_when={"op": "delete"},
-            has_before_images=before,
-        )
+        self._set_columns(key, columns)
         self.other_columns: dict[str, Columns] = {}
         message_fields = describe_message_fields(
             session, sequence, has_session_per_partition=has_session_per_partition
@@ -160,16 +161,29 @@ class TableMachine:
         self._state_decoder: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(
             saved_rows_type(columns)
         )
-        self._set_message_types(key, columns, type_field, rows_field, sequence, session)
+        self._takes_before_images = before_field is not None
+        fields = MessageFields(type_field, rows_field, before_field, sequence, session)
+        self._set_message_types(key, columns, fields)
+
+    def _set_columns(self, key: Sequence[str], columns: Columns) -> None:
+        """Set the columns as messages and as records name them, and how records become rows."""
+        self.field_names = list(columns)
+        """The columns as messages name them."""
+        output_names = output_column_names(columns)
+        self.column_names = list(output_names.values())
+        """The columns as records name them."""
+        self.key_positions = [self.field_names.index(name) for name in key]
+        output_columns = dict(zip(self.column_names, columns.values(), strict=True))
+        self.columns = _record_columns(output_columns, has_before_image=self.has_before_image)
+        self.row_key_spec: RowKeySpec | None = RowKeySpec(
+            key=tuple(output_names[name] for name in key),
+            columns=tuple(self.column_names),
+            deleted_when={"op": "delete"},
+            has_before_images=self.has_before_image,
+        )
 
     def _set_message_types(
-        self,
-        key: Sequence[str],
-        columns: Columns,
-        type_field: str,
-        rows_field: str,
-        sequence: str | None,
-        session: str | None,
+        self, key: Sequence[str], columns: Columns, fields: MessageFields
     ) -> None:
         """Set the message types, and the functions that decode to them.
 
@@ -177,18 +191,15 @@ class TableMachine:
         only; a message with times in another form is decoded with these, and then its times are
         converted.
         """
-
-        def structs_of(columns: Columns) -> _MessageStructs:
-            return _message_structs(key, columns, type_field, rows_field, sequence, session)
-
-        structs = structs_of(columns)
-        text_structs = structs_of(_with_times_as_text(columns))
+        structs = _message_structs(key, columns, fields)
+        text_structs = _message_structs(key, _with_times_as_text(columns), fields)
         self.snapshot_struct = structs.snapshot
         self.insert_struct = structs.insert
         self.update_struct = structs.update
         self.delete_struct = structs.delete
         self.snapshot_type: type | None = structs.snapshot
         self._row_struct = structs.row
+        self._before_struct = structs.before
         self._decode_values = self.decoder.for_type(structs.message_type)
         self._decode_values_with_text_times = self.decoder.for_type(text_structs.message_type)
         self._struct_of_text_struct: dict[Any, Any] = dict(zip(text_structs, structs, strict=True))
@@ -229,7 +240,12 @@ class TableMachine:
         positions = self._timestamp_positions
         if struct is self.delete_struct:
             positions = self._timestamp_key_positions
-        return struct(**self._convert_times(text_message, positions))
+        fields = self._convert_times(text_message, positions)
+        text_before = fields.get("before")
+        if text_before is not None:
+            before_fields = self._convert_times(text_before, self._timestamp_positions)
+            fields["before"] = self._before_struct(**before_fields)
+        return struct(**fields)
 
     def _convert_row(self, text_row: Any) -> Any:
         """A row of a snapshot, with its texts converted to times."""
@@ -254,18 +270,36 @@ class TableMachine:
         if message.__class__ is Poison:
             return message
         only_key = message.__class__ is self.delete_struct
-        for row in self.rows_named_by(message):
-            misfit = self._row_misfit(row, only_key=only_key)
-            if misfit:
-                return Poison(f"wrong schema: {misfit}")
-        return message
+        rows = message.rows if message.__class__ is self.snapshot_struct else (message,)
+        misfit = ""
+        for row in rows:
+            misfit = misfit or self._row_misfit(row, only_key=only_key)
+        before = self._before_image_of(message)
+        if before is not None:
+            misfit = misfit or self._row_misfit(before, only_key=False)
+        return Poison(f"wrong schema: {misfit}") if misfit else message
 
-    def rows_named_by(self, message: Any) -> Sequence[Any]:
-        """The rows that a message names, as Structs that begin with the columns."""
+    def _before_image_of(self, message: Any) -> Any:
+        """The before-image that a message carries; None if it carries none."""
+        return getattr(message, "before", None)
+
+    def keys_named_by(self, message: Any) -> list[Row]:
+        """The keys of the rows that a message names, as tuples. An update that changes the key of a
+        row names two.
+        """
         if message.__class__ is self.snapshot_struct:
-            rows: Sequence[Any] = message.rows
-            return rows
-        return (message,)
+            return [self._key_values(astuple(row)) for row in message.rows]
+        values = astuple(message)
+        keys = [self._key_values(values)]
+        before = self._before_image_of(message)
+        if before is not None and message.__class__ is self.update_struct:
+            old_key = self._key_values(self._row_with_key_before(values, before))
+            if old_key not in keys:
+                keys.append(old_key)
+        return keys
+
+    def _key_values(self, row: Row) -> Row:
+        return tuple([row[i] for i in self.key_positions])
 
     def _row_misfit(self, row: Any, *, only_key: bool) -> str:
         """Which value of a row does not fit its column, and why; empty if all fit. Times in the key
@@ -279,10 +313,12 @@ class TableMachine:
                 continue
             misfit = check(value)
             if misfit:
-                return f"{self.column_names[position]} {misfit}"
+                return f"{self.field_names[position]} {misfit}"
         for position in self._timestamp_key_positions:
             field = f"c{position}"
-            setattr(row, field, _with_zone(getattr(row, field)))
+            time = getattr(row, field)
+            if isinstance(time, datetime):  # a before-image need not name the key
+                setattr(row, field, _with_zone(time))
         return ""
 
     def is_snapshot(self, message: Any) -> bool:
@@ -309,6 +345,11 @@ class TableMachine:
         if kind is self.update_struct:
             # Updates are by far the most frequent, so they are handled without further calls.
             values = astuple(message)
+            if self._takes_before_images and message.before is not None:
+                old_key_row = self._row_with_key_before(values, message.before)
+                self._refuse_wrong_before_image(rows, message.before, old_key_row)
+                if self._row_key(old_key_row) != self._row_key(values):
+                    return self._change_key(rows, values[: self._width], old_key_row)
             key_position = self._single_key_position
             key = values[key_position] if key_position is not None else self._row_key(values)
             old = rows.get(key)
@@ -317,13 +358,7 @@ class TableMachine:
             new = values[: self._width]
             if UNSET in new:
                 # The producer left columns out: they stay as they were. Null is a value of its own.
-                # A list is faster here than a generator.
-                new = tuple(
-                    [
-                        old_value if value is UNSET else value
-                        for value, old_value in zip(new, old, strict=True)
-                    ]
-                )
+                new = _fill_unset(new, old)
             rows[key] = new
             return (("update", *new, *old) if self.has_before_image else ("update", *new),)
         if kind is self.insert_struct:
@@ -349,6 +384,7 @@ class TableMachine:
         width = self._width
         key_position = self._single_key_position
         has_before_image = self.has_before_image
+        takes_before_images = self._takes_before_images
         add_position = output.positions.append
         add_row = output.rows.append
         columns = zip(names, sequences, messages, strict=True)
@@ -366,6 +402,7 @@ class TableMachine:
                 old is None
                 or UNSET in values
                 or (sequence is not None and session.sequence != sequence - 1)
+                or (takes_before_images and message.before is not None)
             ):
                 yield i
                 continue
@@ -386,6 +423,66 @@ class TableMachine:
         rows[self._row_key(new)] = new
         return (self._record("insert", new, None),)
 
+    def _row_with_key_before(self, values: Row, before: Any) -> Row:
+        """The values of a message with the key that its row had before. A key column that the
+        before-image leaves out did not change.
+        """
+        row = list(values[: self._width])
+        before_values = astuple(before)
+        for position in self.key_positions:
+            if before_values[position] is not UNSET:
+                row[position] = before_values[position]
+        return tuple(row)
+
+    def _refuse_wrong_before_image(
+        self, rows: dict[Any, Row], before: Any, old_key_row: Row
+    ) -> None:
+        """Refuse a before-image that is not the row that is here. A missing row is no matter of this:
+        every update and delete of one is refused.
+        """
+        old = rows.get(self._row_key(old_key_row))
+        if old is None:
+            return
+        field = self._differing_field(astuple(before), old)
+        if field:
+            contradiction = f"before-image differs from the row in {field}"
+            self._refuse_or_count(contradiction, old_key_row)
+
+    def _differing_field(self, before: Row, old: Row) -> str:
+        """The first column in which a before-image is not the row; empty if there is none."""
+        for name, value, old_value in zip(self.field_names, before, old, strict=True):
+            # Most values are equal at once. A before-image says nothing about a column that it leaves
+            # out.
+            if value == old_value or value is UNSET:
+                continue
+            if not _is_same_value(value, old_value):
+                return name
+        return ""
+
+    def _change_key(self, rows: dict[Any, Row], values: Row, old_key_row: Row) -> Sequence[Row]:
+        """Give a row another key. Columns that the message leaves out stay as they were.
+
+        One record deletes the row under its old key, and one inserts it under the new one: so every
+        reader that folds records by key is right, without knowing that keys can change.
+        """
+        old = rows.get(self._row_key(old_key_row))
+        if old is None:
+            self._refuse_or_count("update of a missing row", old_key_row)
+        new_key = self._row_key(values)
+        overwritten = rows.get(new_key)
+        if overwritten is not None:
+            self._refuse_or_count("change of a key to one that is there already", values)
+        kept_values = self._null_row if old is None else old
+        new = _fill_unset(values, kept_values)
+        records = []
+        if old is not None:
+            del rows[self._row_key(old)]
+            records.append(self._delete_record(old))
+        rows[new_key] = new
+        op = "insert" if overwritten is None else "update"
+        records.append(self._record(op, new, overwritten))
+        return records
+
     def _insert(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
         new = astuple(message)[: self._width]
         key = self._row_key(new)
@@ -399,6 +496,8 @@ class TableMachine:
 
     def _delete(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
         values = astuple(message)[: self._width]
+        if self._takes_before_images and message.before is not None:
+            self._refuse_wrong_before_image(rows, message.before, values)
         # A missing row is popped without an effect, so that the refusal leaves the rows as they were.
         old = rows.pop(self._row_key(values), None)
         if old is None:
@@ -456,7 +555,7 @@ class TableMachine:
         """The key columns of a row and their values, for people."""
         key_values = []
         for i in self.key_positions:
-            key_value = f"{self.column_names[i]}={row[i]!r}"
+            key_value = f"{self.field_names[i]}={row[i]!r}"
             key_values.append(key_value[:80])
         return ", ".join(key_values)
 
@@ -532,6 +631,60 @@ def _normalize_value(type_name: str, value: Any) -> Any:
     return value.quantize(last_digit, context=Context(prec=PRECISION_MAX))
 
 
+def _fill_unset(values: Row, kept_values: Row) -> Row:
+    """The values, with those of another row where they are not set."""
+    # A list is faster here than a generator.
+    return tuple(
+        [
+            kept_value if value is UNSET else value
+            for value, kept_value in zip(values, kept_values, strict=True)
+        ]
+    )
+
+
+def _is_same_value(value: Any, other_value: Any) -> bool:
+    """Whether two values of one column are the same. A time without a zone is in UTC, and NaN is
+    itself.
+    """
+    if same_rows((value,), (other_value,)):
+        return True
+    if not isinstance(value, float) or not isinstance(other_value, float):
+        return False
+    return math.isnan(value) and math.isnan(other_value)
+
+
+def output_column_names(columns: Iterable[str]) -> dict[str, str]:
+    """What the columns of a table are called in records and in `current`, in the same order.
+
+    A column keeps its name, unless the name is taken by a column that every record has, by a
+    before-image, or by another column (Spark and Delta do not look at case). Then `row_` is put
+    before it, as often as is needed. Characters that Delta does not allow become `_`.
+    """
+    writable_names = {name: UNWRITABLE_CHARACTERS.sub("_", name) for name in columns}
+    used_names = {*RECORD_COLUMN_NAMES, "op"}
+    before_names = {f"before_{name}".casefold() for name in writable_names.values()}
+    output_names = dict.fromkeys(writable_names, "")
+    # Names that can stay come first: no other column may take them away.
+    for name, writable_name in writable_names.items():
+        is_free = name.casefold() not in used_names | before_names
+        if name == writable_name and is_free:
+            output_names[name] = name
+            used_names.add(name.casefold())
+    for name, writable_name in writable_names.items():
+        if output_names[name]:
+            continue
+        output_name = writable_name
+        while (
+            output_name.casefold() in used_names | before_names
+            or f"before_{output_name}".casefold() in used_names
+        ):
+            output_name = f"row_{output_name}"
+        output_names[name] = output_name
+        used_names.add(output_name.casefold())
+        before_names.add(f"before_{output_name}".casefold())
+    return output_names
+
+
 def _record_columns(columns: Columns, *, has_before_image: bool) -> Columns:
     """Columns of a record: the operation, the row, and the row before, if that is wanted."""
     record_columns = {"op": "string", **columns}
@@ -562,14 +715,26 @@ def saved_rows_type(columns: Columns) -> Any:
     return list.__class_getitem__(row_type)
 
 
+class MessageFields(NamedTuple):
+    """What the fields of a message are called that are no columns."""
+
+    type: str
+    rows: str
+    before: str | None
+    """The row before an update or a delete; None: no field is taken as that."""
+    sequence: str | None
+    session: str | None
+
+
 class _MessageStructs(NamedTuple):
-    """The Structs of the four messages, and that of a row within a snapshot."""
+    """The Structs of the four messages, of a row within a snapshot, and of a before-image."""
 
     snapshot: Any
     insert: Any
     update: Any
     delete: Any
     row: Any
+    before: Any
 
     @property
     def message_type(self) -> Any:
@@ -577,60 +742,100 @@ class _MessageStructs(NamedTuple):
         return self.snapshot | self.insert | self.update | self.delete
 
 
+class _SequenceAndSession(NamedTuple):
+    """The Struct fields of a stream's sequence and session.
+
+    Both may be columns. But in a snapshot the columns are within the rows, so that it always has
+    fields of its own for both.
+    """
+
+    snapshot_fields: list[Any]
+    change_fields: list[Any]
+    """Those of insert, update and delete."""
+    column_getters: dict[str, Any]
+    """Properties that read them from their columns."""
+    columns: list[str]
+    """The columns that they are."""
+
+
+def _sequence_and_session(columns: Columns, fields: MessageFields) -> _SequenceAndSession:
+    own_fields = _SequenceAndSession([], [], {}, [])
+    for field, name, field_type in (
+        ("sequence", fields.sequence, Int64),
+        ("session", fields.session, str | Int64),
+    ):
+        if not name:
+            continue
+        own_fields.snapshot_fields.append((field, field_type))
+        if name in columns:
+            position = list(columns).index(name)
+            own_fields.column_getters[field] = property(attrgetter(f"c{position}"))
+            own_fields.columns.append(name)
+        else:
+            own_fields.change_fields.append((field, field_type))
+    return own_fields
+
+
 def _message_structs(
-    key: Sequence[str],
-    columns: Columns,
-    type_field: str,
-    rows_field: str,
-    sequence: str | None,
-    session: str | None,
+    key: Sequence[str], columns: Columns, fields: MessageFields
 ) -> _MessageStructs:
     """The message Structs. The columns are the first fields, c0, c1, …, so that a row is a slice of
     the message's tuple.
     """
+    own = _sequence_and_session(columns, fields)
+    # Columns may have the names of fields of a snapshot: the Struct of one has no columns.
     rename = {f"c{i}": name for i, name in enumerate(columns)}
-    rename["rows"] = rows_field
-    extra_fields: list[Any] = []
-    if sequence:
-        rename["sequence"] = sequence
-        extra_fields.append(("sequence", Int64))
-    if session:
-        rename["session"] = session
-        extra_fields.append(("session", str | Int64))
+    for field, name in fields._asdict().items():
+        rename[field] = name or ""
 
-    def make_struct(tag: str, fields: list[Any]) -> type:
-        return defstruct(
-            tag.title(),
-            fields + extra_fields,
-            tag_field=type_field,
-            tag=tag,
-            rename=rename,
-            gc=False,
-            kw_only=True,
+    def make_struct(name: str, struct_fields: list[Any], **options: Any) -> type:
+        return defstruct(name, struct_fields, rename=rename, gc=False, kw_only=True, **options)
+
+    def make_message(tag: str, struct_fields: list[Any], namespace: dict[str, Any]) -> type:
+        return make_struct(
+            tag.title(), struct_fields, tag_field=fields.type, tag=tag, namespace=namespace
         )
 
-    full_row = row_fields(key, columns, "null")
-    row_struct = defstruct("Row", full_row, rename=rename, gc=False, kw_only=True)
+    row_struct = make_struct("Row", row_fields(key, columns, "null"))
+    rows = [("rows", list.__class_getitem__(row_struct))]
+    before_struct = make_struct("Before", _before_image_fields(key, columns))
+    before = [("before", before_struct | None, None)] if fields.before else []
+    required = [*key, *own.columns]
+    inserted = row_fields(required, columns, "null") + own.change_fields
+    updated = row_fields(required, columns, "unset") + own.change_fields + before
+    deleted = row_fields(required, columns, "ignored") + own.change_fields + before
     return _MessageStructs(
-        snapshot=make_struct("snapshot", [("rows", list.__class_getitem__(row_struct))]),
-        insert=make_struct("insert", full_row),
-        update=make_struct("update", row_fields(key, columns, "unset")),
-        delete=make_struct("delete", row_fields(key, columns, "ignored")),
+        snapshot=make_message("snapshot", rows + own.snapshot_fields, {}),
+        insert=make_message("insert", inserted, own.column_getters),
+        update=make_message("update", updated, own.column_getters),
+        delete=make_message("delete", deleted, own.column_getters),
         row=row_struct,
+        before=before_struct,
     )
 
 
+def _before_image_fields(key: Sequence[str], columns: Columns) -> list[Any]:
+    """Struct fields of a before-image. Any column may be left out, and only the key cannot be null."""
+    fields = row_fields((), columns, "unset")
+    for i, (name, type_name) in enumerate(columns.items()):
+        if name in key:
+            fields[i] = (f"c{i}", column_type(type_name) | UnsetType, UNSET)
+    return fields
+
+
 def row_fields(
-    key: Sequence[str], columns: Columns, if_missing: Literal["null", "unset", "ignored"]
+    required_columns: Collection[str],
+    columns: Columns,
+    if_missing: Literal["null", "unset", "ignored"],
 ) -> list[Any]:
-    """Struct fields of a row. Key columns are required. A missing value of any other column is null
-    or unset, or the column may contain anything and is ignored.
+    """Struct fields of a row. Required columns, such as the key, must be there and not null. A missing
+    value of any other column is null or unset, or the column may contain anything and is ignored.
     """
     fields: list[Any] = []
     for i, (name, type_name) in enumerate(columns.items()):
         value_type = column_type(type_name)
         field = f"c{i}"
-        if name in key:
+        if name in required_columns:
             fields.append((field, value_type))
         elif if_missing == "unset":
             fields.append((field, value_type | None | UnsetType, UNSET))

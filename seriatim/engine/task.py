@@ -10,7 +10,7 @@ Next: engine/fold.py folds; operations/run.py plans the work and commits the res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from msgspec import Struct, field
@@ -27,6 +27,7 @@ from seriatim.engine.files import (
     StateStore,
     TaskRecords,
     UnfitRecordsError,
+    finish_files,
     save_state,
 )
 from seriatim.engine.findings import Finding, GapMark, OnPoison, Tier
@@ -127,6 +128,26 @@ class TaskContext(Struct, frozen=True, kw_only=True):
 def stem_prefix(epoch: int, start: int) -> str:
     """How the names of all files of one partition, epoch and start offset begin."""
     return f"{epoch}-{start}-"
+
+
+def find_work(
+    works: Mapping[Partition, PartitionWork], partition: Partition, offset_range: OffsetRange
+) -> PartitionWork:
+    """The work for a range that a reader hands out.
+
+    The state of a work is the one at its start. Any other range is refused: folded on this state it
+    would give wrong records, and the offsets between would look like a hole.
+    """
+    work = works.get(partition)
+    work_range = None if work is None else OffsetRange(work.start, work.end)
+    ensure(
+        work_range == offset_range,
+        "a task folds the range that its state belongs to",
+        partition=str(partition),
+        range=str(offset_range),
+        work=str(work_range),
+    )
+    return works[partition]
 
 
 def run_task(work: PartitionWork, batches: Iterable[MessageBatch], context: TaskContext) -> bytes:
@@ -281,7 +302,7 @@ class PartitionTask:
         if fold.must_fold_again(self.halt):
             self.lacks_headers = True
         record_files, other_record_files = self.writer.close()
-        quarantine_file = self.quarantine_writer.close()
+        quarantine_files = finish_files(self.quarantine_writer)
         if fold.half_changed_sessions or self.lacks_headers:
             # The files that were written stay orphans: no entry will ever name them.
             return TaskResult(
@@ -297,7 +318,7 @@ class PartitionTask:
             certificate=self._certificate(len(touched)),
             records=record_files,
             other_record_files=other_record_files,
-            quarantine_files=() if quarantine_file is None else (quarantine_file,),
+            quarantine_files=quarantine_files,
             state=state,
             halt=self.halt,
             findings=self._all_findings(),
@@ -409,11 +430,9 @@ class OutputWriters:
         main_files: tuple[File, ...] = ()
         other_files: dict[str, tuple[File, ...]] = {}
         for table, writer in self.writers.items():
-            file = writer.close()
-            if file is None:
-                continue
+            files = finish_files(writer)
             if table == MAIN_TABLE:
-                main_files = (file,)
-            else:
-                other_files[table] = (file,)
+                main_files = files
+            elif files:
+                other_files[table] = files
         return main_files, other_files

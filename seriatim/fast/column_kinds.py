@@ -30,6 +30,7 @@ def can_use_compiled_fold(stream: Stream) -> bool:
     if any(table.columns[name] == "float64" for name in table.key):
         return False
     fields = [table.type_field, table.rows_field, *table.columns]
-    if stream.sequence:
-        fields.append(stream.sequence)
+    for field in (stream.sequence, stream.before_field):
+        if field:
+            fields.append(field)
     return len(set(fields)) == len(fields)

@@ -37,8 +37,8 @@ from seriatim.fast.scan import (
 )
 
 UNSURE, SNAPSHOT, INSERT, UPDATE, DELETE = -1, 0, 1, 2, 3
-TYPE_FIELD, SEQUENCE_FIELD, ROWS_FIELD, FIRST_COLUMN_FIELD = 0, 1, 2, 3
-"""Numbers of the fields in a layout: three of every stream, then the columns of the table."""
+TYPE_FIELD, SEQUENCE_FIELD, ROWS_FIELD, BEFORE_FIELD, FIRST_COLUMN_FIELD = 0, 1, 2, 3, 4
+"""Numbers of the fields in a layout: four of every stream, then the columns of the table."""
 DIGITS_MAX = 18
 """Digits that an int64 holds for certain."""
 EXACT_DIGITS_MAX, EXACT_POWER_MAX = 15, 22
@@ -57,7 +57,7 @@ class FieldLayout(NamedTuple):
     name_edges: Array
     """Where each name begins in `name_bytes`, and the end of the last one."""
     column_kinds: Array
-    """The kinds of the table's columns, without the three fields before them."""
+    """The kinds of the table's columns, without the four fields before them."""
     is_required: Array
     """Columns that must be there and not null: the key."""
     has_sequence: bool
@@ -223,7 +223,7 @@ def parse_own_field(
     seen_fields: int,
     parsed: ParsedMessages,
 ) -> int:
-    """Parse the type, sequence or rows field; the position after it, -1 if unsure.
+    """Parse the type, sequence, rows or before field; the position after it, -1 if unsure.
 
     `seen_fields` has one bit per field that was there already: one that comes twice is unsure.
     """
@@ -243,6 +243,11 @@ def parse_own_field(
         return closing_quote + 1
     if field == ROWS_FIELD:
         return skip_value(data, position, end)
+    if field == BEFORE_FIELD:
+        # A before-image is compared by the plain machine. Null says nothing.
+        if byte != LETTER_N:
+            return -1
+        return skip_literal(data, position, end)
     if not starts_number(byte):
         return -1
     number_end, number_kind, mantissa, digit_count, _ = read_number(data, position, end)

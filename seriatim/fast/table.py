@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from msgspec.structs import astuple
 
 from seriatim.engine.session import FoldOutput, Row, Session
 from seriatim.engine.table import TableMachine
@@ -122,31 +121,38 @@ class CompiledTable(TableMachine):
         return super().load(self.dump(rows), self.state_version)
 
     def apply(self, rows: Any, message: Any) -> Sequence[Row]:
-        """Apply one message by the plain machine, to a table of the one row that it names.
+        """Apply one message by the plain machine, to a table of the rows that it names: one, or two if
+        it changes a key.
 
-        1. Copy the row out of the arena, if it is there.
-        2. Let the plain machine change it, or refuse.
-        3. Write the row back as the plain machine left it, or remove it.
+        1. Copy the rows out of the arena, as far as they are there.
+        2. Let the plain machine change them, or refuse.
+        3. Write the rows back as the plain machine left them, or remove them.
         """
         if rows.__class__ is not ArenaSlot:
             return super().apply(rows, message)
         if message.__class__ is self.snapshot_struct:
             return self._apply_snapshot_in_arena(rows, message)
-        # 1. Copy the row out of the arena.
+        # 1. Copy the rows out of the arena.
         small_table: dict[Any, Row] = {}
-        row_number = self._find_row(rows, astuple(message))
-        if row_number >= 0:
-            old_row = self._unpack_row(row_number)
-            small_table[self._row_key(old_row)] = old_row
-        # 2. Let the plain machine change it.
+        row_numbers: dict[Any, int] = {}
+        for key_values in self.keys_named_by(message):
+            row_number = self._find_row(rows, key_values)
+            if row_number >= 0:
+                old_row = self._unpack_row(row_number)
+                key = self._row_key(old_row)
+                small_table[key] = old_row
+                row_numbers[key] = row_number
+        # 2. Let the plain machine change them.
         records = super().apply(small_table, message)
-        # 3. Write it back.
+        # 3. Write them back. A row that is removed and comes back under another key is the last one
+        # of its session then, as it is in the dict of the plain machine.
+        for key, row_number in row_numbers.items():
+            if key not in small_table:
+                remove_row_compiled(self.arena, row_number)
         if small_table:
-            packed_row = msgspec.msgpack.encode(list(small_table.values()))
-            loaded = self._load_packed_rows(rows, packed_row)
-            ensure(loaded, "a row of the table can be kept")
-        elif row_number >= 0:
-            remove_row_compiled(self.arena, row_number)
+            packed_rows = msgspec.msgpack.encode(list(small_table.values()))
+            loaded = self._load_packed_rows(rows, packed_rows)
+            ensure(loaded, "the rows of a table can be kept")
         return records
 
     def _apply_snapshot_in_arena(self, rows: ArenaSlot, message: Any) -> Sequence[Row]:
@@ -169,11 +175,11 @@ class CompiledTable(TableMachine):
             clear_session(self.arena, slot.number)
         return loaded
 
-    def _find_row(self, slot: ArenaSlot, key_row: Row) -> int:
+    def _find_row(self, slot: ArenaSlot, key_values: Row) -> int:
         """The number of the row with this key; -1 if there is none."""
         cells = [None] * self._width
-        for position in self.key_positions:
-            cells[position] = key_row[position]
+        for position, key_value in zip(self.key_positions, key_values, strict=True):
+            cells[position] = key_value
         data = np.frombuffer(msgspec.msgpack.encode(cells), np.uint8)
         row_number = packed_state.find_packed_row(
             self.arena, slot.number, data, self._cells, self._sizes
@@ -240,9 +246,10 @@ def _build_field_layout(machine: TableMachine, settings: Mapping[str, Any]) -> F
     sequence = settings.get("sequence")
     fields = [
         settings.get("type_field", "type"),
-        # No field of plain text has this name, so a stream without a sequence never finds one.
+        # No field of plain text has this name, so a stream without such a field never finds one.
         sequence or "\0",
         settings.get("rows_field", "rows"),
+        settings.get("before_field", "before") or "\0",
         *columns,
     ]
     names = [name.encode() for name in fields]

@@ -1,18 +1,20 @@
-"""Debezium's messages in JSON, with or without the schema in the message.
+"""Debezium's messages: in JSON, with or without the schema in the message, and in Avro.
 
 A value is `{"schema": …, "payload": {…}}` or the payload alone, as the connector's JsonConverter
-writes it. The payload has `op`, `before`, `after`, `source` and more. `DebeziumDecoder` gives the
+writes it. A value that begins with a zero byte is Avro, with the id of its schema in the registry; no
+JSON begins so. The payload has `op`, `before`, `after`, `source` and more. `DebeziumDecoder` gives the
 payload as plain values. In the images of the row it replaces what JSON cannot express:
 
 - Numbers and texts that stand for a time, a decimal or bytes become these. The schema says what they
-  stand for. Without a schema the column of the table says it, if there is only one way to read them.
+  stand for. (Avro has some of them already.) Without a schema the column of the table says it, if
+  there is only one way to read them.
 - Columns with the placeholder for a value that the connector did not get are taken out, and named in
   `unavailable`.
 
 Tombstones, heartbeats, and messages about transactions, schemas and snapshots concern no row: they are
 passed over, wherever they arrive.
 
-Next: engine/change_table.py folds the changes into a table.
+Next: engine/change_table.py folds the changes into a table; avro.py reads Avro.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
@@ -30,6 +32,9 @@ from seriatim.engine.decoding import PlainDecoder
 from seriatim.engine.messages import Poison
 from seriatim.engine.table import decimal_size, rfc3339
 from seriatim.stream import Stream
+
+if TYPE_CHECKING:
+    from seriatim.formats.avro import AvroSchema, AvroValues
 
 Convert = Callable[[Any], Any]
 """Converts a value that is not null; raises `ValueError` with the reason if it cannot be."""
@@ -42,7 +47,7 @@ PLACEHOLDER = "__debezium_unavailable_value"
 did not change.
 """
 PLACEHOLDERS = (PLACEHOLDER, b64encode(PLACEHOLDER.encode()).decode())
-"""The placeholder in columns of text, and in columns of bytes."""
+"""The placeholder in columns of text, and in columns of bytes, which JSON has as base64."""
 PLACEHOLDER_BYTES = tuple(placeholder.encode() for placeholder in PLACEHOLDERS)
 SCHEMAS_CACHED_MAX = 200
 SCHEMA_CACHED_BYTES_MAX = 1 << 20
@@ -102,6 +107,7 @@ class DebeziumDecoder(PlainDecoder):
         *,
         decimals: str = "",
         timestamps: str = "",
+        open_avro: Callable[[], AvroValues] | None = None,
     ) -> None:
         self.columns = columns
         self.decimals = decimals
@@ -115,6 +121,10 @@ class DebeziumDecoder(PlainDecoder):
         self._decode_schema = msgspec.json.Decoder(FieldSchema).decode
         self._converters_without_schema = self._converters_of_fields(None)
         self._converters_by_schema: dict[bytes, Converters] = {}
+        self._open_avro = open_avro
+        """Opens the schema registry. It is called for the first value in Avro."""
+        self._avro: AvroValues | None = None
+        self._converters_by_avro_schema: dict[AvroSchema, Converters] = {}
 
     def to_plain_values(self, values: Sequence[bytes | None]) -> Sequence[Any]:
         """One result of `to_plain` per value. A null value is a tombstone, for Kafka's compaction."""
@@ -127,13 +137,14 @@ class DebeziumDecoder(PlainDecoder):
 
     def to_plain(self, value: bytes) -> Any:
         """The payload of a value, or a `Poison` if it is no change of a row."""
-        message = self._decode_message(value)
-        converters = self._converters_without_schema
-        payload = self._decode_payload(value if message.payload is UNSET else message.payload)
-        if isinstance(message.schema, Raw):
-            converters = self._converters_of_schema(bytes(message.schema))
+        if value[:1] == b"\x00":
+            payload, converters = self._read_avro(value)
+        else:
+            payload, converters = self._read_json(value)
         if payload is None:
             return Poison("a tombstone", has_no_effect=True)
+        if isinstance(payload, Poison):
+            return payload
         if not isinstance(payload, dict):
             return Poison(f"the payload is no object but {type(payload).__name__}")
         if "op" not in payload:
@@ -142,6 +153,30 @@ class DebeziumDecoder(PlainDecoder):
             _take_out_placeholders(payload)
         fault = _describe_wrong_operation(payload) or _convert_images(payload, converters)
         return Poison(fault) if fault else payload
+
+    def _read_json(self, value: bytes) -> tuple[Any, Converters]:
+        """The payload of a value in JSON, and what its row must be converted by."""
+        message = self._decode_message(value)
+        payload = self._decode_payload(value if message.payload is UNSET else message.payload)
+        if isinstance(message.schema, Raw):
+            return payload, self._converters_of_schema(bytes(message.schema))
+        return payload, self._converters_without_schema
+
+    def _read_avro(self, value: bytes) -> tuple[Any, Converters]:
+        """The payload of a value in Avro, or a `Poison`, and what its row must be converted by."""
+        if self._avro is None:
+            if self._open_avro is None:
+                return Poison("the value is in Avro, and there is no schema registry here"), {}
+            self._avro = self._open_avro()
+        decoded = self._avro.read(value)
+        if isinstance(decoded, Poison):
+            return decoded, {}
+        schema, _, payload = decoded
+        converters = self._converters_by_avro_schema.get(schema)
+        if converters is None:
+            converters = self._converters_of_fields(_avro_row_fields(schema))
+            self._converters_by_avro_schema[schema] = converters
+        return payload, converters
 
     def _converters_of_schema(self, schema: bytes) -> Converters:
         """The converters for messages with this schema. It is parsed once, not for each message."""
@@ -207,11 +242,18 @@ class DebeziumDecoder(PlainDecoder):
         return _unambiguous_decimal
 
 
-def debezium_decoder(stream: Stream) -> DebeziumDecoder:
+def debezium_decoder(
+    stream: Stream, open_avro: Callable[[], AvroValues] | None = None
+) -> DebeziumDecoder:
     """The decoder of a stream with `decoder = "debezium"`."""
     columns = stream.table.columns if stream.machine == "table" else None
     settings = stream.debezium
-    return DebeziumDecoder(columns, decimals=settings.decimals, timestamps=settings.timestamps)
+    return DebeziumDecoder(
+        columns,
+        decimals=settings.decimals,
+        timestamps=settings.timestamps,
+        open_avro=open_avro,
+    )
 
 
 def _judge_other_message(payload: Mapping[str, Any]) -> Poison:
@@ -246,7 +288,7 @@ def _take_out_placeholders(payload: dict[str, Any]) -> None:
 def _is_placeholder(value: Any) -> bool:
     if isinstance(value, list):  # an array of texts
         return value == [PLACEHOLDER]
-    return value in PLACEHOLDERS
+    return value in PLACEHOLDERS or value == PLACEHOLDER_BYTES[0]
 
 
 def _describe_wrong_operation(payload: Mapping[str, Any]) -> str:
@@ -282,6 +324,32 @@ def _row_fields_of(schema: FieldSchema) -> dict[str, FieldSchema]:
     return {}
 
 
+def _avro_row_fields(schema: AvroSchema) -> dict[str, FieldSchema]:
+    """The schema of a row, by column. Connect's converters write what a field stands for as
+    properties of its type.
+    """
+    images = schema.record_fields(schema.parsed)
+    for side in ("after", "before"):
+        columns = schema.record_fields(images.get(side))
+        if columns:
+            return {name: _field_of_avro_type(schema, kind) for name, kind in columns.items()}
+    return {}
+
+
+def _field_of_avro_type(schema: AvroSchema, avro_type: Any) -> FieldSchema:
+    """A type of Avro, or the type beside null in a union, as Connect's schema of the field."""
+    if isinstance(avro_type, list):
+        avro_type = next((kind for kind in avro_type if kind != "null"), "null")
+    resolved = schema.resolve(avro_type)
+    if not isinstance(resolved, dict):
+        return FieldSchema(type=str(resolved))
+    return FieldSchema(
+        type=str(resolved.get("type", "")),
+        name=resolved.get("connect.name"),
+        parameters=resolved.get("connect.parameters", {}),
+    )
+
+
 def _converter_of_field(field: FieldSchema) -> Convert | None:
     """How values become what the schema says that they are; None if they are that already."""
     name = field.name or ""
@@ -299,13 +367,16 @@ def _converter_of_field(field: FieldSchema) -> Convert | None:
     return None
 
 
-# Each of these takes a value that is not null, and raises `ValueError` if it does not fit.
+# Each of these takes a value that is not null, and raises `ValueError` if it does not fit. Avro has
+# dates, times, decimals and bytes of its own: they are taken as they are.
 
 
 def _timestamp_converter(unit: str) -> Convert:
     """Numbers of a unit since 1970 as times; texts in any form that the table machine accepts."""
 
     def convert(value: Any) -> Any:
+        if isinstance(value, datetime):
+            return value
         if isinstance(value, str):
             return rfc3339(value) or value
         if not _is_whole_number(value):
@@ -337,12 +408,16 @@ def _date_from_days_or_text(value: Any) -> Any:
 
 def _date_from_text(value: Any) -> Any:
     """A date as text. Debezium writes a `Z` behind it, if it is set to write dates as text."""
+    if isinstance(value, date):
+        return value
     if not isinstance(value, str):
         raise ValueError(f"is no date: {_shorten(value)}")
     return value.removesuffix("Z")
 
 
 def _bytes_from_base64(value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
     if not isinstance(value, str):
         raise ValueError(f"is no base64: {_shorten(value)}")
     try:
@@ -361,6 +436,8 @@ def _precise_converter(scale: int) -> Convert:
     """The unscaled number as bytes in base64, which is `decimal.handling.mode = precise`."""
 
     def convert(value: Any) -> Decimal:
+        if isinstance(value, Decimal):
+            return value
         if isinstance(value, dict):
             return _variable_decimal(value)
         content = _bytes_from_base64(value)
@@ -378,13 +455,15 @@ def _variable_decimal(value: Any) -> Decimal:
     if not isinstance(value, dict) or not _is_whole_number(value.get("scale")):
         raise ValueError(f"is no decimal with a scale: {_shorten(value)}")
     unscaled = value.get("value")
-    if not isinstance(unscaled, str):
+    if not isinstance(unscaled, str | bytes):
         raise ValueError(f"is no decimal with a scale: {_shorten(value)}")
     convert = _precise_converter(value["scale"])
     return convert(unscaled)
 
 
 def _decimal_from_text_or_number(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return value
     if isinstance(value, dict):
         return _variable_decimal(value)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)

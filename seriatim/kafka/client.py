@@ -88,6 +88,34 @@ def read_client_settings(path: Path | None) -> dict[str, str]:
     return settings
 
 
+def named_client_settings(name: str, options: Mapping[str, str]) -> dict[str, str]:
+    """The client settings of a named cluster. In environment variables the names of settings have
+    underscores in place of dots. `config` names a file of further settings.
+    """
+    settings: dict[str, str] = {}
+    known_names = ("bootstrap.servers", *ALLOWED_SETTINGS)
+    by_variable = {known.replace(".", "_"): known for known in known_names}
+    for option, value in options.items():
+        setting = by_variable.get(option.replace(".", "_"))
+        if setting is not None:
+            settings[setting] = value
+        elif option == "config":
+            settings = {**read_client_settings(Path(value)), **settings}
+        else:
+            raise ConfigError(
+                f"kafka {name}: {option} is no setting of a cluster",
+                allowed=", ".join((*known_names, "config")),
+                next=f"fix the section [kafka.{name}] or the SERIATIM_KAFKA_{name.upper()}_* variable",
+            )
+    if "bootstrap.servers" not in settings:
+        raise ConfigError(
+            f"kafka {name}: it has no bootstrap.servers",
+            next=f'write "bootstrap.servers" into [kafka.{name}], or set'
+            f" SERIATIM_KAFKA_{name.upper()}_BOOTSTRAP_SERVERS",
+        )
+    return settings
+
+
 def create_client(client_class: Callable[[dict[str, Any]], T], settings: Mapping[str, Any]) -> T:
     """A client of librdkafka. It checks its settings when it is created; `ConfigError` says what it
     refuses, without the passwords.

@@ -74,6 +74,8 @@ class KafkaLog:
     ) -> None:
         self.servers = client_settings["bootstrap.servers"]
         self.timeout_seconds = timeout_seconds
+        self.cluster_id = ""
+        """The id of the cluster; empty until it was asked for something."""
         self._client_settings = dict(client_settings)
         self._admin = create_client(
             AdminClient, {**client_settings, "log_level": 0, "logger": _NULL_LOGGER}
@@ -308,9 +310,9 @@ class KafkaLog:
     def _matching_partitions(self, pattern: str) -> dict[Partition, str]:
         """The matching partitions, each with the id of its topic."""
         topic_regex = re.compile(pattern)
-        topics = self._call_kafka(
-            lambda: self._admin.list_topics(timeout=self.timeout_seconds).topics
-        )
+        metadata = self._call_kafka(lambda: self._admin.list_topics(timeout=self.timeout_seconds))
+        self.cluster_id = metadata.cluster_id or ""
+        topics = metadata.topics
         names = [
             name
             for name in sorted(topics)

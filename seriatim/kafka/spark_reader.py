@@ -1,11 +1,15 @@
-"""Spark: reads bounded ranges of Kafka, one task per topic-partition, without a shuffle.
+"""Spark: hands out bounded ranges of Kafka, one task per topic-partition, without a shuffle.
 
-The main path is an AvailableNow query with `foreachBatch`; the batch reader is used where the ranges
-are given. Both give the same frame to the same task. The checkpoint is temporary: a new folder for
-each reading, deleted after it. Where a stream file says `read = "task"`, Spark only hands out the
-ranges, and each task reads its own.
+Slices are the batches of a query with Trigger.AvailableNow and `foreachBatch`. Its checkpoint is
+temporary: a new folder for each reading, deleted after it. There are two readers, which give the same
+messages to the same task:
 
-Next: context.py makes the task; operations/run.py asks for slices.
+- `TaskReader`, the default: our own source plans the ranges, and each task reads its own. Exact
+  ranges (second tries, repairs, backfills) and Spark Connect do without the query.
+- `SparkReader`: Spark's own Kafka source, with its batch reader for exact ranges.
+
+Next: kafka/range_source.py is our source; context.py chooses the reader and makes the task;
+operations/run.py asks for slices.
 """
 
 from __future__ import annotations
@@ -24,20 +28,39 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import psutil
 import pyarrow as pa
+from msgspec import Struct
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]  # it has no types
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from seriatim.engine.failure import Failure, as_worker_error
 from seriatim.engine.files import SourceFailedError, ranges_to_log_ends
-from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges, cut_into_slices
+from seriatim.engine.offsets import (
+    Bounds,
+    OffsetRange,
+    Partition,
+    Ranges,
+    cut_into_slices,
+    drop_empty_ranges,
+)
 from seriatim.errors import SIGKILL_ADVICE, SIGKILL_CAUSE, PlatformError, raise_broken_promise
-from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, UnreadableMessageError
+from seriatim.kafka.range_source import RangeSource, offsets_from_json, offsets_to_json
+from seriatim.ports import (
+    DEFAULT_READ_OPTIONS,
+    OnSlice,
+    ReadOptions,
+    Source,
+    UnreadableMessageError,
+)
 
-ArrowTask = Callable[[Partition, Iterable[pa.RecordBatch]], bytes]
+log = logging.getLogger(__name__)
+ArrowTask = Callable[[Partition, OffsetRange, Iterable[pa.RecordBatch]], bytes]
 ReadRange = Callable[[Partition, OffsetRange, bool], Iterator[pa.RecordBatch]]
 """Reads a range in the process that calls it, with headers or without."""
 RESULT_SCHEMA = "result binary"
@@ -121,6 +144,12 @@ def create_submitted_session(name: str) -> SparkSession:
     return _start_session(SparkSession.builder.appName(f"seriatim {name}"), SESSION_SETTINGS)
 
 
+def create_remote_session(address: str) -> SparkSession:
+    """A session of a Spark Connect server, such as sc://host:15002. Its settings are the server's."""
+    _silence_py4j()
+    return _start_session(SparkSession.builder.remote(address), {})
+
+
 def _start_session(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -138,6 +167,27 @@ def stop_spark_session(session: SparkSession) -> None:
         # pyspark warns that the JVM is gone, which was reported already.
         warnings.simplefilter("ignore", RuntimeWarning)
         session.stop()
+
+
+def discard_spark_session(session: SparkSession) -> None:
+    """End a session and its JVM, which may be dead or out of memory already, so that the next session
+    starts a new one. A JVM that we did not start (spark-submit, Spark Connect) is left as it is.
+    """
+    stop_spark_session(session)
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is None:
+        return
+    process.terminate()
+    try:
+        process.wait(JVM_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    # pyspark would go on with the connection to the dead JVM.
+    SparkContext._gateway = None
+    SparkContext._jvm = None
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = None
 
 
 def _silence_py4j() -> None:
@@ -257,8 +307,11 @@ class SparkReader:
         """
         with scratch_folder("checkpoint") as checkpoint_folder, _translate_spark_errors():
             frame = self._stream_frame(starts, messages_max, options)
-            query = _AvailableNowQuery(frame, checkpoint_folder, dict(starts), on_slice, options)
-            query.run()
+
+            def make_source(ranges: Ranges, batch: DataFrame) -> Source:
+                return SparkSource(batch, ranges, options)
+
+            _AvailableNowQuery(frame, checkpoint_folder, starts, on_slice, make_source).run()
 
     def read_ranges(
         self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS
@@ -270,9 +323,9 @@ class SparkReader:
             reader = self.spark.read.format("kafka")
             reader = reader.options(**self._options, **_spark_options(options))
             reader = reader.option("assign", _assignment_json(ranges))
-            reader = reader.option("startingOffsets", _offsets_json(starts))
-            reader = reader.option("endingOffsets", _offsets_json(ends))
-            return SparkSource(reader.load(), options)
+            reader = reader.option("startingOffsets", json.dumps(offsets_to_json(starts)))
+            reader = reader.option("endingOffsets", json.dumps(offsets_to_json(ends)))
+            return SparkSource(reader.load(), ranges, options)
 
     def _stream_frame(
         self, starts: Mapping[Partition, int], messages_max: int, options: ReadOptions
@@ -280,7 +333,7 @@ class SparkReader:
         reader = self.spark.readStream.format("kafka")
         reader = reader.options(**self._options, **_spark_options(options))
         reader = reader.option("assign", _assignment_json(starts))
-        reader = reader.option("startingOffsets", _offsets_json(starts))
+        reader = reader.option("startingOffsets", json.dumps(offsets_to_json(starts)))
         reader = reader.option("maxOffsetsPerTrigger", messages_max)
         return reader.load()
 
@@ -300,8 +353,9 @@ def _spark_options(options: ReadOptions) -> dict[str, str]:
 class SparkSource:
     """The messages of a slice as a frame, for one task per partition."""
 
-    def __init__(self, frame: DataFrame, options: ReadOptions) -> None:
+    def __init__(self, frame: DataFrame, ranges: Ranges, options: ReadOptions) -> None:
         self.frame = frame
+        self.ranges = ranges
         self.options = options
 
     def build_frame(self, task: ArrowTask, *, has_small_messages: bool = False) -> DataFrame:
@@ -317,7 +371,7 @@ class SparkSource:
         # nothing on messages that are in order, and the task checks the offsets in any case.
         messages = self.frame.select(*columns)
         ordered = messages.sortWithinPartitions("topic", "partition", "offset")
-        return ordered.mapInArrow(_PartitionMapper(task), RESULT_SCHEMA)
+        return ordered.mapInArrow(_PartitionMapper(task, self.ranges), RESULT_SCHEMA)
 
     def map(self, task: ArrowTask, *, has_small_messages: bool = False) -> list[bytes]:
         """Run the task on every partition; the results."""
@@ -329,8 +383,9 @@ class SparkSource:
 class _PartitionMapper:
     """Runs in the worker: finds out which partition it has, and gives its batches to the task."""
 
-    def __init__(self, task: ArrowTask) -> None:
+    def __init__(self, task: ArrowTask, ranges: Ranges) -> None:
         self.task = task
+        self.ranges = ranges
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filled_batches = (batch for batch in batches if batch.num_rows)
@@ -340,7 +395,8 @@ class _PartitionMapper:
         topic = first_batch.column("topic")[0].as_py()
         number = first_batch.column("partition")[0].as_py()
         partition = Partition(topic, number)
-        result = self.task(partition, _checked_batches(partition, first_batch, filled_batches))
+        messages = _checked_batches(partition, first_batch, filled_batches)
+        result = self.task(partition, self.ranges[partition], messages)
         yield _result_batch(result)
 
 
@@ -375,10 +431,16 @@ class TaskReader:
         spark: SparkSession,
         read_range: ReadRange,
         read_bounds: Callable[[], Mapping[Partition, Bounds]],
+        *,
+        has_queries: bool = True,
     ) -> None:
         self.spark = spark
         self.read_range = read_range
         self.read_bounds = read_bounds
+        self.has_queries = has_queries
+        """Whether slices are the batches of a query. Under Spark Connect `foreachBatch` runs on the
+        server, which cannot commit for us, so that slices are cut here.
+        """
 
     def read_slices(
         self,
@@ -390,10 +452,54 @@ class TaskReader:
         """Read from `starts` to the present log ends. Raises `SourceFailedError` if a start is not
         in its log.
         """
-        ranges = ranges_to_log_ends(starts, self.read_bounds())
+        ranges = drop_empty_ranges(ranges_to_log_ends(starts, self.read_bounds()))
+        if not ranges:
+            return
+        if self.has_queries and self._read_by_query(ranges, messages_max, on_slice, options):
+            return
         for slice_ranges in cut_into_slices(ranges, messages_max):
             if not on_slice(slice_ranges, self.read_ranges(slice_ranges, options)):
                 return
+
+    def _read_by_query(
+        self, ranges: Ranges, messages_max: int, on_slice: OnSlice, options: ReadOptions
+    ) -> bool:
+        """Read the ranges in the batches of a query. Returns False, with nothing read, if Spark
+        cannot start it.
+        """
+        has_begun = False
+
+        def make_source(slice_ranges: Ranges, batch: DataFrame) -> Source:
+            nonlocal has_begun
+            has_begun = True
+            return TaskSource(self.spark, slice_ranges, self.read_range, options, batch)
+
+        first_offsets = {partition: taken.start for partition, taken in ranges.items()}
+        try:
+            with scratch_folder("checkpoint") as checkpoint_folder, _translate_spark_errors():
+                frame = self._stream_frame(ranges, messages_max)
+                query = _AvailableNowQuery(
+                    frame, checkpoint_folder, first_offsets, on_slice, make_source
+                )
+                query.run()
+        except SourceFailedError as error:
+            if has_begun:
+                raise
+            # Spark waits about ten seconds for the Python process that plans; we found no setting
+            # for it. On a host that is too busy for it the slices can be cut without the query.
+            log.warning("slices are cut here, because Spark did not start to plan them: %s", error)
+            return False
+        return True
+
+    def _stream_frame(self, ranges: Ranges, messages_max: int) -> DataFrame:
+        """The ranges as rows of our own streaming source."""
+        self.spark.dataSource.register(RangeSource)
+        starts = {partition: taken.start for partition, taken in ranges.items()}
+        ends = {partition: taken.end for partition, taken in ranges.items()}
+        reader = self.spark.readStream.format(RangeSource.name())
+        reader = reader.option("starts", json.dumps(offsets_to_json(starts)))
+        reader = reader.option("ends", json.dumps(offsets_to_json(ends)))
+        return reader.option("messages_max", messages_max).load()
 
     def read_ranges(
         self, ranges: Ranges, options: ReadOptions = DEFAULT_READ_OPTIONS
@@ -402,18 +508,57 @@ class TaskReader:
         return TaskSource(self.spark, ranges, self.read_range, options)
 
 
+class RangeAnswer(Struct, frozen=True, kw_only=True):
+    """What the task of one range answers. Failures are values, because Spark would pass on an error
+    as the text of a stack trace.
+    """
+
+    result: bytes | None = None
+    """None if no message of the range arrived, or if there is a failure."""
+    failure: Failure | None = None
+    read_failure: str = ""
+    """Why the range could not be read."""
+    is_unreadable_message: bool = False
+    """The failure to read is a message that cannot be read."""
+
+    def raise_read_failure(self) -> None:
+        """Raise the failure to read, if there is one."""
+        if self.is_unreadable_message:
+            raise UnreadableMessageError(self.read_failure)
+        if self.read_failure:
+            raise SourceFailedError(self.read_failure)
+
+
 class TaskSource:
-    """The ranges of a slice, for one task per partition."""
+    """The ranges of a slice, for one task per partition. `batch` is the frame in which a query gave
+    them; without one they are handed out by number.
+    """
 
     def __init__(
-        self, spark: SparkSession, ranges: Ranges, read_range: ReadRange, options: ReadOptions
+        self,
+        spark: SparkSession,
+        ranges: Ranges,
+        read_range: ReadRange,
+        options: ReadOptions,
+        batch: DataFrame | None = None,
     ) -> None:
         self.spark = spark
         self.read_range = read_range
         self.options = options
-        filled_ranges = [item for item in sorted(ranges.items()) if len(item[1])]
+        self.batch = batch
+        filled_ranges = drop_empty_ranges(ranges)
         # The longest begins first, so that it is not the one that all others wait for.
-        self.ranges = sorted(filled_ranges, key=lambda item: -len(item[1]))
+        self.ranges = sorted(filled_ranges.items(), key=lambda item: (-len(item[1]), item[0]))
+
+    def build_frame(self, task: ArrowTask) -> DataFrame:
+        """The frame that runs the task once for each range. Nothing is exchanged between them."""
+        frame = self.batch
+        if frame is None:
+            # A row with a number for each range, each in a partition of Spark's own.
+            range_count = len(self.ranges)
+            frame = self.spark.range(0, range_count, 1, range_count)
+        mapper = _RangeMapper(task, self.read_range, self.ranges, self.options)
+        return frame.mapInArrow(mapper, RESULT_SCHEMA)
 
     def map(self, task: ArrowTask, *, has_small_messages: bool = False) -> list[bytes]:
         """Run the task on every partition; the results. `has_small_messages` has no effect: the
@@ -422,39 +567,62 @@ class TaskSource:
         if not self.ranges:
             return []
         with _translate_spark_errors():
-            range_count = len(self.ranges)
-            # A row with a number for each range, each in a partition of Spark's own: no message goes
-            # through the JVM, and Spark places and retries the tasks.
-            numbers = self.spark.range(0, range_count, 1, range_count)
-            mapper = _RangeMapper(task, self.read_range, self.ranges, self.options)
-            results = numbers.mapInArrow(mapper, RESULT_SCHEMA)
-            return [bytes(row.result) for row in results.collect()]
+            rows = self.build_frame(task).collect()
+        answers = [msgspec.msgpack.decode(row.result, type=RangeAnswer) for row in rows]
+        # A range that could not be read comes before any other failure: discovery finds out what
+        # happened to the log, and that may explain the others.
+        for answer in answers:
+            answer.raise_read_failure()
+        for answer in answers:
+            if answer.failure is not None:
+                raise answer.failure.to_error()
+        return [answer.result for answer in answers if answer.result is not None]
 
 
 class _RangeMapper:
-    """Runs in the worker: reads the range of its number, and gives its batches to the task."""
+    """Runs in the worker: reads the ranges of its rows, and gives their messages to the task."""
 
     def __init__(
         self,
         task: ArrowTask,
         read_range: ReadRange,
-        ranges: list[tuple[Partition, OffsetRange]],
+        numbered_ranges: list[tuple[Partition, OffsetRange]],
         options: ReadOptions,
     ) -> None:
         self.task = task
         self.read_range = read_range
-        self.ranges = ranges
+        self.numbered_ranges = numbered_ranges
         self.options = options
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number_batch in batches:
-            for number in number_batch.column("id").to_pylist():
-                partition, offset_range = self.ranges[number]
-                messages = self.read_range(partition, offset_range, self.options.with_headers)
-                first_batch = next(messages, None)
-                if first_batch is not None:
-                    result = self.task(partition, chain([first_batch], messages))
-                    yield _result_batch(result)
+        for batch in batches:
+            for row in batch.to_pylist():
+                partition, offset_range = self._range_of(row)
+                answer = msgspec.msgpack.encode(self._answer(partition, offset_range))
+                yield _result_batch(answer)
+
+    def _range_of(self, row: dict[str, Any]) -> tuple[Partition, OffsetRange]:
+        """The range of a row: one that our source planned, or a number."""
+        if "id" in row:
+            return self.numbered_ranges[row["id"]]
+        return Partition(row["topic"], row["partition"]), OffsetRange(row["from"], row["until"])
+
+    def _answer(self, partition: Partition, offset_range: OffsetRange) -> RangeAnswer:
+        try:
+            messages = self.read_range(partition, offset_range, self.options.with_headers)
+            first_batch = next(messages, None)
+            if first_batch is None:
+                return RangeAnswer()
+            result = self.task(partition, offset_range, chain([first_batch], messages))
+            return RangeAnswer(result=result)
+        except SourceFailedError as error:
+            is_unreadable_message = isinstance(error, UnreadableMessageError)
+            return RangeAnswer(
+                read_failure=str(error) or type(error).__name__,
+                is_unreadable_message=is_unreadable_message,
+            )
+        except Exception as error:  # noqa: BLE001  # the driver reports it once
+            return RangeAnswer(failure=Failure.of(as_worker_error(str(partition), error)))
 
 
 class _StopQuery(Exception):  # noqa: N818  # a signal to Spark, not an error
@@ -468,15 +636,15 @@ class _AvailableNowQuery:
         self,
         frame: DataFrame,
         checkpoint_folder: Path,
-        starts: dict[Partition, int],
+        starts: Mapping[Partition, int],
         on_slice: OnSlice,
-        options: ReadOptions,
+        make_source: Callable[[Ranges, DataFrame], Source],
     ) -> None:
         self.frame = frame
         self.checkpoint_folder = checkpoint_folder
-        self.frontier = starts
+        self.frontier = dict(starts)
         self.on_slice = on_slice
-        self.options = options
+        self.make_source = make_source
         self.failure: BaseException | None = None
         """What `_on_batch` raised. Spark passes it on as text only."""
 
@@ -503,7 +671,7 @@ class _AvailableNowQuery:
             ranges = {}
             for partition, start in self.frontier.items():
                 ranges[partition] = OffsetRange(start, ends[partition])
-            should_continue = self.on_slice(ranges, SparkSource(frame, self.options))
+            should_continue = self.on_slice(ranges, self.make_source(ranges, frame))
             # The checkpoint says only where a batch ends: the next one begins there.
             self.frontier = ends
             if not should_continue:
@@ -516,25 +684,13 @@ class _AvailableNowQuery:
         """The end offset of each partition in a batch."""
         lines = (self.checkpoint_folder / "offsets" / str(number)).read_text().splitlines()
         # The third line has the source's offsets: {"topic": {"0": 1234}}.
-        end_offsets = json.loads(lines[2])
-        ends = {}
-        for partition, start in self.frontier.items():
-            partition_ends = end_offsets.get(partition.topic, {})
-            ends[partition] = partition_ends.get(str(partition.number), start)
-        return ends
+        return {**self.frontier, **offsets_from_json(json.loads(lines[2]))}
 
 
 def _assignment_json(partitions: Iterable[Partition]) -> str:
     topics: dict[str, list[int]] = {}
     for partition in sorted(partitions):
         topics.setdefault(partition.topic, []).append(partition.number)
-    return json.dumps(topics)
-
-
-def _offsets_json(offsets: Mapping[Partition, int]) -> str:
-    topics: dict[str, dict[str, int]] = {}
-    for partition, offset in sorted(offsets.items()):
-        topics.setdefault(partition.topic, {})[str(partition.number)] = offset
     return json.dumps(topics)
 
 

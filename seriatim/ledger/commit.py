@@ -46,6 +46,7 @@ def read_head(store: LedgerStore, stream: str) -> LedgerHead | None:
     sequence = witness.sequence
     if head is None:
         raise _witness_error(stream, f"there is no ledger, but head.json has seen entry {sequence}")
+    head.witness = witness
     ledger = head.ledger
     if ledger.sequence < sequence:
         raise _witness_error(
@@ -64,8 +65,13 @@ def require_head(store: LedgerStore, stream: str) -> LedgerHead:
     """The head of the ledger. A stream that was never run has none and is refused."""
     head = read_head(store, stream)
     if head is None:
-        raise ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
+        raise never_run_error(stream)
     return head
+
+
+def never_run_error(stream: str) -> ConfigError:
+    """The error of a command that needs the ledger of a stream that was never run."""
+    return ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
 
 
 def read_head_again(store: LedgerStore, stream: str) -> LedgerHead:
@@ -176,9 +182,9 @@ def catch_up_witness(store: LedgerStore, head: LedgerHead) -> None:
     """Write the witness again if it is behind the ledger.
 
     A run that died right after its commit leaves it behind, and a ledger that is lost afterwards
-    would not be missed.
+    would not be missed. `head` is what `read_head` returned.
     """
-    if store.witness() != head.ledger.mark:
+    if head.witness != head.ledger.mark:
         store.put_witness(head.ledger.mark)
 
 
@@ -188,6 +194,7 @@ def _write_witness(store: LedgerStore, head: LedgerHead) -> LedgerHead:
     """
     crash_point("committed")
     store.put_witness(head.ledger.mark)
+    head.witness = head.ledger.mark
     crash_point("witness-written")
     return head
 

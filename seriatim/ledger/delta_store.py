@@ -1,8 +1,7 @@
 """The ledger in Delta: entries are commits on the records table, made by compare-and-set. What lies
 beside the table, and what follows from its commits, is in ledger/manifests.py.
 
-A commit is made on the same loaded table object that was checked, never reloaded in between
-(storage/delta_table.py).
+A commit is made on exactly the version of the table that was checked (storage/delta_table.py).
 
 Next: ledger/commit.py decides what a refused commit means.
 """
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 
 import msgspec
 import pyarrow as pa
-from deltalake import DeltaTable
 from msgspec import MsgspecError
 from msgspec.structs import replace
 
@@ -28,6 +26,7 @@ from seriatim.ledger.manifests import (
     MANIFEST_FORMAT,
     CommitMark,
     LedgerHead,
+    Manifest,
     ManifestReference,
     StoredLedger,
     unreadable_ledger_error,
@@ -39,6 +38,7 @@ from seriatim.storage.delta_table import (
     STORAGE_ERRORS,
     MarkedTable,
     TableCommit,
+    TableVersion,
     record_table_file,
 )
 from seriatim.storage.parquet import first_line
@@ -69,26 +69,43 @@ class DeltaLedger(StoredLedger):
         self._synced_sequence = -1
         """The last entry that this process committed and synced to the disk."""
 
-    def load_table(self, stream: str, version: int | None = None) -> DeltaTable | None:
+    def load_table(self, stream: str, version: int | None = None) -> TableVersion | None:
         """The table of records, as of its newest version or an earlier one."""
         with _reading_table(stream):
             return self.table.load(version)
 
-    def logged_commits(self, stream: str, table: DeltaTable) -> Iterator[CommitMark | Finding]:
+    def logged_commits(self, stream: str, table: TableVersion) -> Iterator[CommitMark | Finding]:
         """The marks of our commits, and findings for those of others that changed data."""
         with _reading_table(stream):
             for commit in self.table.commits(table):
                 if commit.mark is not None:
-                    yield _parse_mark(stream, commit)
+                    mark = _parse_mark(stream, commit)
+                    if self.store.is_remote:
+                        self.known_marks[mark.sequence] = mark
+                    yield mark
                 elif commit.changes_data:
                     yield _foreign_finding(commit)
 
     def head(self, stream: str) -> LedgerHead | None:
         """The last entry. A table with other columns than the machine's is refused."""
         head = super().head(stream)
-        if head is not None:
+        if head is None or self.table.schema is None:
+            return head
+        if self.table.must_compare_columns(head.token):
             self._refuse_other_schema(stream, head.token)
         return head
+
+    def witness(self) -> EntryMark | None:
+        """The last entry that head.json knows. None: no such file."""
+        witness = super().witness()
+        self.table.known_version = max(self.table.known_version, self.manifests.noted_version)
+        return witness
+
+    def put_manifest(self, manifest: Manifest) -> ManifestReference:
+        """Store a manifest under its own hash. Before the first one, the store is probed."""
+        if manifest.entry.sequence == 0:
+            self.store.refuse_if_unsafe()
+        return super().put_manifest(manifest)
 
     def delta_version(self, stream: str, sequence: int) -> int:
         """The Delta version that entry `sequence` made."""
@@ -109,22 +126,20 @@ class DeltaLedger(StoredLedger):
             "manifest": manifest.path,
             "sha256": manifest.sha256,
         }
-        adds = []
+        added_files = []
         for change in entry.changes:
-            for file in change.records:
-                # delta-rs adds files that do not exist without a complaint.
-                if self.store.size(file.path) != file.size_bytes:
-                    raise CommitConflictError(
-                        f"{file.path} is not there: another run has swept it, or the disk lost it"
-                    )
-                adds.append(record_table_file(change.partition, file))
-        self.table.commit(
+            added_files += [(change.partition, file) for file in change.records]
+        self._refuse_missing_files([file for _, file in added_files])
+        version = self.table.commit(
             None if head is None else head.token,
             mark,
-            adds,
+            [record_table_file(partition, file) for partition, file in added_files],
             [path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE],
             data_change=not isinstance(entry, CompactEntry),
         )
+        if self.store.is_remote:
+            known = msgspec.convert(mark, CommitMark)
+            self.known_marks[entry.sequence] = replace(known, version=version)
         self._synced_sequence = entry.sequence
         if head is not None and head.format < MANIFEST_FORMAT:
             log.warning(
@@ -134,10 +149,19 @@ class DeltaLedger(StoredLedger):
                 extra={"fields": {"format": MANIFEST_FORMAT}},
             )
 
+    def _refuse_missing_files(self, files: list[File]) -> None:
+        """Refuse files that are not there as they were written: a Delta commit may name anything."""
+        sizes = self.store.sizes([file.path for file in files])
+        for file, size in zip(files, sizes, strict=True):
+            if size != file.size_bytes:
+                raise CommitConflictError(
+                    f"{file.path} is not there: another run has swept it, or the disk lost it"
+                )
+
     def active_paths(self, head: LedgerHead) -> set[str]:
         """The paths of the record files in the table as of `head`."""
         # Only the column of paths becomes Python values: there may be very many files.
-        adds = pa.table(head.token.get_add_actions())
+        adds = pa.table(head.token.delta.get_add_actions())
         return {f"records/{path}" for path in adds.column("path").to_pylist()}
 
     def active_files(self, head: LedgerHead) -> list[File]:
@@ -149,7 +173,7 @@ class DeltaLedger(StoredLedger):
         loaded = self.load_table(stream, self.delta_version(stream, sequence))
         return self._files(loaded) if loaded is not None else []
 
-    def _files(self, loaded: DeltaTable) -> list[File]:
+    def _files(self, loaded: TableVersion) -> list[File]:
         files = []
         for table_file in self.table.files(loaded).values():
             file = File(
@@ -169,12 +193,11 @@ class DeltaLedger(StoredLedger):
             # Another process made that commit, or ours was not confirmed. It may still be in the
             # page cache alone, and a witness must never be ahead of its log after a power cut.
             self.store.sync_delta_log("records")
-        super().put_witness(entry)
+        known = self.known_marks.get(entry.sequence)
+        self.manifests.put_witness(entry, -1 if known is None else known.version)
 
-    def _refuse_other_schema(self, stream: str, table: DeltaTable) -> None:
-        if self.table.schema is None:
-            return
-        partition_columns = table.metadata().partition_columns
+    def _refuse_other_schema(self, stream: str, table: TableVersion) -> None:
+        partition_columns = table.delta.metadata().partition_columns
         if partition_columns != self.table.partition_by:
             raise ConfigError(
                 f"{stream}: the records are partitioned by {partition_columns}, "

@@ -248,14 +248,19 @@ class MachineEntry(EntryBase, frozen=True, kw_only=True):
     machine: str = ""
     shape: str = ""
     state_version: int = 0
+    cluster_id: str = ""
+    """The id of the Kafka cluster whose messages were folded; empty: not known."""
 
     def apply(self, ledger: Ledger) -> Ledger:
-        """The ledger after this entry. It knows which machine can read its state."""
+        """The ledger after this entry. It knows which machine can read its state, and which cluster
+        its offsets are of.
+        """
         return replace(
             super().apply(ledger),
             machine=ledger.machine or self.machine,
             shape=ledger.shape or self.shape,
             state_version=max(ledger.state_version, self.state_version),
+            cluster_id=ledger.cluster_id or self.cluster_id,
         )
 
 

@@ -125,6 +125,17 @@ def quarantine_release_finder(gaps: Iterable[Gap]) -> Callable[[Mapping[str, Any
     return find
 
 
+def may_change_gaps(manifest: Manifest) -> bool:
+    """Whether an entry may change gaps while none is open. Most entries have nothing for them."""
+    for change in manifest.entry.changes:
+        if change.marks or _expired_marks(change):
+            return True
+        account = manifest.ledger.account(change.partition)
+        if account is not None and account.halt is not None:
+            return True
+    return False
+
+
 class GapsFold:
     """The gaps in the order in which they were opened, while entries are added one by one."""
 

@@ -31,7 +31,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.engine.findings import Finding
-from seriatim.errors import BrokenPromiseError, ConfigError, IntegrityError
+from seriatim.errors import BrokenPromiseError, ConfigError, IntegrityError, PlatformError
 from seriatim.ledger.entries import ENTRY_TYPES, Entry
 from seriatim.ledger.model import Account, EntryMark, Ledger
 from seriatim.storage.store import Store
@@ -174,6 +174,12 @@ def _refuse_newer(content: bytes) -> None:
     raise ConfigError(f"the ledger was written by {writer}: {unknown}", next=advice)
 
 
+class _NotedVersion(Struct, frozen=True):
+    """What head.json may say beside the entry."""
+
+    version: int = -1
+
+
 def decode_witness(content: bytes) -> EntryMark:
     """A witness from the content of head.json."""
     try:
@@ -200,6 +206,12 @@ class ManifestFiles:
         self.store = store
         self._recent: dict[str, LedgerManifest] = {}
         """By hash: the last base and the last ledger, which may be the same."""
+        self._last_whole: tuple[str, Manifest] | None = None
+        """The last manifest that was read or written with its entry, and its hash. It is kept only
+        where reading it again is a request.
+        """
+        self.noted_version = -1
+        """The version of the table that the witness named when it was last read; -1: none."""
 
     def write(self, manifest: Manifest) -> ManifestReference:
         """Store the manifest of an entry, as a partial one where that is enough."""
@@ -213,14 +225,23 @@ class ManifestFiles:
         # try whose answer got lost.
         self.store.create(reference.path, packed)
         self._remember(reference, replace(manifest, base=stored.base))
+        self._keep_whole(reference, replace(manifest, base=stored.base))
         return reference
 
     def read(self, reference: ManifestReference) -> Manifest:
         """An entry, and the whole ledger after it."""
+        if self._last_whole is not None and self._last_whole[0] == reference.sha256:
+            return self._last_whole[1]
         stored = self._read_file(reference, msgspec.json.Decoder(Manifest))
         manifest = replace(stored, ledger=self._whole_ledger(reference, stored))
         self._remember(reference, manifest)
+        self._keep_whole(reference, manifest)
         return manifest
+
+    def _keep_whole(self, reference: ManifestReference, manifest: Manifest) -> None:
+        if self.store.is_remote:
+            ledger = replace(manifest.ledger, sha256=reference.sha256)
+            self._last_whole = (reference.sha256, replace(manifest, ledger=ledger))
 
     def read_ledger(self, reference: ManifestReference) -> LedgerManifest:
         """The whole ledger after an entry. What this object has read or written just before is not
@@ -254,13 +275,19 @@ class ManifestFiles:
         A disk that cannot be read is an `OSError`, which says nothing about the file.
         """
         try:
-            return decode_witness(self.store.read(WITNESS_KEY))
+            content = self.store.read(WITNESS_KEY)
         except FileNotFoundError:
             return None
+        witness = decode_witness(content)
+        self.noted_version = msgspec.json.decode(content, type=_NotedVersion).version
+        return witness
 
-    def put_witness(self, witness: EntryMark) -> None:
-        """Write head.json."""
-        self.store.replace(WITNESS_KEY, msgspec.json.encode(witness))
+    def put_witness(self, witness: EntryMark, version: int = -1) -> None:
+        """Write head.json. `version` is that of the table; it only saves a reader a search."""
+        content: dict[str, Any] = msgspec.structs.asdict(witness)
+        if version >= 0:
+            content["version"] = version
+        self.store.replace(WITNESS_KEY, msgspec.json.encode(content))
 
     def archive_witness(self, reason: str) -> str:
         """Move head.json to a file that also has the reason, and return that file's path."""
@@ -297,7 +324,7 @@ class ManifestFiles:
         try:
             previous = self.read_ledger(previous_reference)
             return self.read_ledger(previous.base or previous_reference)
-        except UnreadableManifestError:
+        except (UnreadableManifestError, PlatformError):
             return None  # A whole manifest needs nothing but itself.
 
     def _whole_ledger(
@@ -331,8 +358,14 @@ class ManifestFiles:
             packed = self.store.read(reference.path)
         except FileNotFoundError:
             raise UnreadableManifestError(reference, "it is missing") from None
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise UnreadableManifestError(reference, str(error)) from None
         except OSError as error:
-            raise UnreadableManifestError(reference, error.strerror or str(error)) from None
+            # The disk or the network is in trouble, which says nothing about the manifest.
+            raise PlatformError(
+                f"manifest {reference.path} cannot be read: {error.strerror or error}",
+                next="look at the disk (permissions, errors) and the network, then run again",
+            ) from error
         sha256 = hashlib.sha256(packed).hexdigest()
         if sha256 != reference.sha256:
             raise UnreadableManifestError(reference, "its hash differs", sha256)
@@ -380,6 +413,8 @@ class LedgerHead(Struct):
     """Commits by other writers since the last entry, if they changed data."""
     format: int = MANIFEST_FORMAT
     """The format of the last entry's manifest."""
+    witness: EntryMark | None = None
+    """What the witness said when the ledger was compared with it."""
 
 
 class CommitMark(Struct, frozen=True, kw_only=True):
@@ -402,6 +437,8 @@ class StoredLedger:
     def __init__(self, store: Store) -> None:
         self.store = store
         self._manifest_files = ManifestFiles(store)
+        self.known_marks: dict[int, CommitMark] = {}
+        """Marks by sequence that were read before, where asking the table again is a request."""
 
     @property
     def manifests(self) -> ManifestFiles:
@@ -452,12 +489,18 @@ class StoredLedger:
 
     def has_manifest(self, sha256: str, after: int) -> bool:
         """Whether an entry later than sequence `after` names this manifest."""
+        known = self.known_marks.get(after + 1)
+        if known is not None and known.sha256 == sha256:
+            return True
         marks = takewhile(lambda mark: mark.sequence > after, self._marks(self._folder_name()))
         return any(mark.sha256 == sha256 for mark in marks)
 
     def find_mark(self, stream: str, sequence: int) -> CommitMark:
         """The commit that made an entry. An entry that does not exist is refused."""
         if sequence >= 0:
+            known = self.known_marks.get(sequence)
+            if known is not None:
+                return known
             for mark in takewhile(lambda mark: mark.sequence >= sequence, self._marks(stream)):
                 if mark.sequence == sequence:
                     return mark

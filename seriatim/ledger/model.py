@@ -192,6 +192,10 @@ class Ledger(
     """The shape of that machine; another one would misread the state."""
     state_version: int = 0
     """The highest state version that was ever written; older code is refused."""
+    cluster_id: str = ""
+    """The id of the Kafka cluster whose offsets these are; another one is refused. Empty in outputs
+    of before, which take it over with their next slice.
+    """
     sequence: int = -1
     sha256: str = ""
     """The hash of the last entry's manifest, which the next entry calls `previous`."""

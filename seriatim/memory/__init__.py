@@ -15,6 +15,7 @@ from seriatim.memory.kafka import (
     MemoryMessage,
     MemoryPastReader,
     MemoryReader,
+    MemorySchemas,
 )
 from seriatim.memory.ledger import MemoryClock, MemoryLedger
 from seriatim.memory.outgoing import MemoryRequests
@@ -35,6 +36,7 @@ __all__ = [
     "MemoryPastReader",
     "MemoryReader",
     "MemoryRequests",
+    "MemorySchemas",
     "MemorySight",
     "MemoryStream",
     "OpenMemoryStream",

@@ -83,9 +83,11 @@ def _outline_rows(rows: Sequence[Row]) -> FileOutline:
     outline.first_offset = min(offsets, default=-1)
     outline.last_offset = max(offsets, default=-1)
     outline.topics = {row["topic"] for row in rows}
-    outline.topic_ids = {row["topic_id"] for row in rows}
+    for topic_id in previous:
+        own_offsets = [row["offset"] for row in rows if row["topic_id"] == topic_id]
+        outline.offsets_by_topic_id[topic_id] = (min(own_offsets), max(own_offsets))
     outline.partitions = {row["partition"] for row in rows}
-    outline.sessions = {row["session"] for row in rows}
+    outline.session_count = len({row["session"] for row in rows})
     return outline
 
 
@@ -162,7 +164,7 @@ def _read_rows(read: ReadRows, file: File) -> Sequence[Row]:
     try:
         return read(file)
     except IntegrityError as error:
-        raise UnreadableFileError(error.message) from None
+        raise UnreadableFileError(file.path, error.message) from None
 
 
 def _judge_expectation(

@@ -92,6 +92,8 @@ class MemoryFiles:
         for table, table_columns in (other_columns or {}).items():
             self.columns[table] = dict(table_columns)
         self.files: dict[str, MemoryFile] = {}
+        self.lists_cheaply = True
+        """Simulations set it to False, as a bucket has it."""
         self.stored_intents: dict[tuple[Partition, str], Intent] = {}
 
     def record_writer(
@@ -180,7 +182,7 @@ class MemoryFiles:
         stem: str,
         sessions: Mapping[str, Session],
         files_to_merge: Iterable[File],
-    ) -> File:
+    ) -> tuple[File, ...]:
         """Write sessions on top of those of the files to be merged."""
         packed_sessions = self._packed_sessions(files_to_merge)
         for name, session in sessions.items():
@@ -189,7 +191,7 @@ class MemoryFiles:
         self.open(path)
         ensure(bool(packed_sessions), "state is saved only where there is some", path=path)
         rows = [{"session": name} for name in packed_sessions]
-        return self.close(path, msgspec.msgpack.encode(packed_sessions), rows)
+        return (self.close(path, msgspec.msgpack.encode(packed_sessions), rows),)
 
     def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
         """The sessions in quarantine."""
@@ -406,6 +408,8 @@ class MemoryFiles:
 
 class _MemoryWriter:
     """The rows of one file until it is closed."""
+
+    full_files: Sequence[File] = ()
 
     def __init__(
         self,

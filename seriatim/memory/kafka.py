@@ -6,10 +6,11 @@ Next: memory/files.py has the files that the fold writes; memory/ledger.py has i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 from xxhash import xxh3_64_intdigest
@@ -20,6 +21,7 @@ from seriatim.engine.messages import Header, MessageBatch, first_unreadable_mess
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges, cut_into_slices
 from seriatim.engine.retention import RetainedLog, RetentionRules
 from seriatim.errors import PlatformError, ensure
+from seriatim.formats.registry import RegisteredSchema, SchemaReference, UnknownSchemaError
 from seriatim.ports import DEFAULT_READ_OPTIONS, OnSlice, ReadOptions, Task, UnreadableMessageError
 
 
@@ -61,6 +63,7 @@ class MemoryKafka:
 
     def __init__(self) -> None:
         self.topics: dict[str, MemoryTopic] = {}
+        self.cluster_id = "memory"
         self._ids = 0
 
     def create(
@@ -418,13 +421,14 @@ class MemorySource:
             raise UnreadableMessageError("long overflow")
         results = []
         for partition in self.reader.tasks(self.ranges):
+            offset_range = self.ranges[partition]
             batches = self.reader.batches(
                 partition,
-                self.ranges[partition],
+                offset_range,
                 with_headers=self.options.with_headers,
             )
             if batches:
-                results.append(task(partition, iter(batches)))
+                results.append(task(partition, offset_range, iter(batches)))
         return results
 
 
@@ -466,3 +470,35 @@ class MemoryPastReader:
     def is_compacted(self, topic: str) -> bool:
         """Whether the topic is compacted."""
         return self.reader.kafka.topics[topic].compacted
+
+
+class MemorySchemas:
+    """Schemas by id. Ids are given in the order of registering, from 1 on."""
+
+    def __init__(self) -> None:
+        self.schemas: dict[int, RegisteredSchema] = {}
+
+    def register(
+        self,
+        schema: Any,
+        *,
+        kind: str = "AVRO",
+        references: Sequence[tuple[str, Any]] = (),
+    ) -> bytes:
+        """Add a schema: a text, or what its JSON says. `references` are the names and schemas that it
+        refers to. Returns the header that values written with it have.
+        """
+        schema_id = len(self.schemas) + 1
+        referred = tuple(SchemaReference(name, _text_of(other)) for name, other in references)
+        self.schemas[schema_id] = RegisteredSchema(kind, _text_of(schema), referred)
+        return b"\x00" + schema_id.to_bytes(4, "big")
+
+    def schema(self, schema_id: int) -> RegisteredSchema:
+        """The schema of an id."""
+        if schema_id not in self.schemas:
+            raise UnknownSchemaError(schema_id)
+        return self.schemas[schema_id]
+
+
+def _text_of(schema: Any) -> str:
+    return schema if isinstance(schema, str) else msgspec.json.encode(schema).decode()

@@ -6,7 +6,7 @@ Next: tests/contracts/test_store.py runs the same tests on it and on the real st
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from seriatim.errors import SeriatimError
@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 class MemoryStore:
     """Objects in a dictionary."""
 
+    is_remote = False
+
     def __init__(self) -> None:
         self.url = "memory://"
+        self.address = self.url
         self.objects: dict[str, bytes] = {}
         self.drafts: dict[str, list[bytearray]] = {}
         """Objects that were begun and not finished, one for each writer of a key."""
@@ -64,10 +67,19 @@ class MemoryStore:
         content = self.objects.get(key)
         return None if content is None else len(content)
 
-    def keys(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def sizes(self, keys: Sequence[str]) -> list[int | None]:
+        """The size of each object, or None."""
+        return [self.size(key) for key in keys]
+
+    def keys(self, prefix: str, after: str = "") -> Iterator[tuple[str, int]]:
         """The objects below a prefix, with their sizes, sorted by key."""
-        keys = sorted(key for key in self.objects if key.startswith(prefix))
+        keys = sorted(key for key in self.objects if key.startswith(prefix) and key > after)
         return iter([(key, len(self.objects[key])) for key in keys])
+
+    def stamps(self, prefix: str) -> dict[str, str]:
+        """The content itself, for each object right below a prefix."""
+        keys = [key for key in self.objects if key.startswith(prefix)]
+        return {key: self.objects[key].hex() for key in keys if "/" not in key.removeprefix(prefix)}
 
     def folders(self, prefix: str) -> list[str]:
         """The names between the prefix and the next "/"."""
@@ -104,6 +116,9 @@ class MemoryStore:
     def delta_options(self) -> dict[str, str]:
         """Delta's library knows nothing of this store."""
         return {}
+
+    def refuse_if_unsafe(self) -> None:
+        """Nothing: a dictionary has one value for a key."""
 
     def sync_delta_log(self, table: str, version: int | None = None) -> None:
         """Memory survives no power cut."""

@@ -8,16 +8,17 @@ Next: ports.py has `OpenStream`, which operations take; operations/run.py runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from copy import copy
 from itertools import count
 from typing import Any
 
 from seriatim.engine.files import Explain, StateStore
 from seriatim.engine.machine import Runner
-from seriatim.engine.offsets import Partition
+from seriatim.engine.messages import MessageBatch
+from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.session import Session
-from seriatim.engine.task import PartitionWork, TaskContext, run_task
+from seriatim.engine.task import PartitionWork, TaskContext, find_work, run_task
 from seriatim.ledger.model import Account
 from seriatim.memory.files import MemoryDigests, MemoryFiles
 from seriatim.memory.kafka import MemoryBatches, MemoryKafka, MemoryPastReader, MemoryReader
@@ -88,7 +89,13 @@ class OpenMemoryStream:
             digests=MemoryDigests,
             peak_memory_bytes=self.peak_memory_bytes,
         )
-        return lambda partition, batches: run_task(works[partition], batches, context)
+
+        def task(
+            partition: Partition, offset_range: OffsetRange, batches: Iterable[MessageBatch]
+        ) -> bytes:
+            return run_task(find_work(works, partition, offset_range), batches, context)
+
+        return task
 
     def new_attempt(self) -> str:
         """The next name of an attempt."""

@@ -89,6 +89,7 @@ class MemoryDerived(MemoryTables):
         self.outputs = MemoryOutputs(outputs)
         self.output_store: OutputStore | None = self.outputs if outputs else None
         self.up_to_date_note: tuple[EntryMark, dict[str, int]] = (EntryMark(), {})
+        self.open_gaps = 0
 
     def rows(self, table: DerivedTableName) -> list[dict[str, Any]]:
         """What a reader of a table sees."""
@@ -146,8 +147,14 @@ class MemoryDerived(MemoryTables):
                 row.update(gap.release_columns())
         self._commit("quarantine", expected, entry, rows)
 
-    def note_up_to_date(self, entry: EntryMark) -> None:
+    def noted_open_gaps(self, applied: AppliedVersion) -> int | None:
+        """How many gaps were open when this version was noted; None: not known."""
+        is_noted = self.up_to_date_note[1].get("gaps") == applied.token
+        return self.open_gaps if is_noted else None
+
+    def note_up_to_date(self, entry: EntryMark, open_gaps: int) -> None:
         """Note that both tables show this entry, and at which versions that is true."""
+        self.open_gaps = open_gaps
         noted_versions = {}
         for table, versions in self.versions.items():
             noted_versions[table] = versions[-1].version

@@ -217,7 +217,7 @@ def _plan_pieces(
                     account=account,
                     groups=groups[begin : begin + GROUPS_MAX],
                 )
-        if is_worth_merging_state(account.state):
+        if is_worth_merging_state(account.state, open_stream.stream.output.file_bytes_target):
             yield CompactionPiece(
                 partition=partition, topic_id=account.topic_id, account=account, state=account.state
             )
@@ -351,17 +351,16 @@ class _PieceCompaction:
                 yield new_file
 
     def _merge_state_files(self) -> tuple[File, ...] | None:
-        """Write all state files as one, with each session as the newest of them has it."""
+        """Write all state files anew, with each session as the newest of them has it."""
         state = self.piece.state
         if not state:
             return None
         stem = compacted_file_stem(self.attempt, 0)
         try:
-            new_file = self.open_stream.open_state().save(self.piece.partition, stem, {}, state)
+            return self.open_stream.open_state().save(self.piece.partition, stem, {}, state)
         except IntegrityError as damage:
             self._note_damaged_input(damage, state)
             return None
-        return (new_file,)
 
     def _note_damaged_input(self, error: IntegrityError, files: Sequence[File]) -> None:
         """Note a damaged input. The error is raised again if the file is only gone because another
@@ -496,11 +495,13 @@ def is_worth_compacting(group: Sequence[File], bytes_target: int) -> bool:
     return 3 * largest_bytes <= 2 * total_bytes or 4 * total_bytes >= 3 * bytes_target
 
 
-def is_worth_merging_state(state_files: Sequence[File]) -> bool:
-    """Whether state files should become one: there are many of them, or the later ones have at least
-    half as many rows as the first.
+def is_worth_merging_state(state_files: Sequence[File], bytes_target: int) -> bool:
+    """Whether state files should become one, or as few as their size allows: there are many of them, or
+    the later ones have at least half as many rows as the first.
     """
-    if len(state_files) < 2:
+    total_bytes = sum(file.size_bytes for file in state_files)
+    fewest_files = max(1, -(-total_bytes // bytes_target))
+    if len(state_files) <= fewest_files:
         return False
     if len(state_files) >= STATE_FILES_MERGE_MIN:
         return True

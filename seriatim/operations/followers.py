@@ -28,7 +28,14 @@ from seriatim.engine.records import table_directory, table_of_path
 from seriatim.errors import PlatformError, SeriatimError
 from seriatim.ledger.commit import TRIES_MAX
 from seriatim.ledger.entries import RepairEntry
-from seriatim.ledger.gaps import Gap, GapsFold, QuarantineFile, ended_quarantines, quarantine_files
+from seriatim.ledger.gaps import (
+    Gap,
+    GapsFold,
+    QuarantineFile,
+    ended_quarantines,
+    may_change_gaps,
+    quarantine_files,
+)
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import EntryMark, Ledger
 from seriatim.ports import (
@@ -186,23 +193,47 @@ class GapsFollower(Follower[AppliedVersion]):
         return self.derived.applied_version("gaps")
 
     def begin(self, applied: AppliedVersion, target: Ledger) -> None:
-        """Begin with the gaps that the table has."""
+        """Begin with the gaps that the table has. They are read when the first entry may change them:
+        while no gap is open, most entries do not.
+        """
         super().begin(applied, target)
         self.previous_gaps: list[Gap] = []
+        self._fold: GapsFold | None = None
+        self._has_open_gaps = True
         if applied.sequence >= 0:
-            self.previous_gaps = self.derived.gaps(applied)
-        self.fold = GapsFold(self.previous_gaps)
+            self._has_open_gaps = self.derived.noted_open_gaps(applied) != 0
+
+    @property
+    def fold(self) -> GapsFold:
+        """The gaps with what the entries so far changed."""
+        if self._fold is None:
+            if self.applied.sequence >= 0:
+                self.previous_gaps = self.derived.gaps(self.applied)
+            self._fold = GapsFold(self.previous_gaps)
+        return self._fold
 
     def add_entry(self, manifest: Manifest) -> None:
         """Open and close gaps as the entry says."""
+        if self._fold is None and not self._has_open_gaps and not may_change_gaps(manifest):
+            return
         self.fold.add_entry(manifest)
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether it is known, without reading the table, that no entry changed a gap."""
+        return self._fold is None and not self._has_open_gaps
+
+    def open_gap_count(self) -> int:
+        """How many ranges of the output are not to be trusted."""
+        if self.is_unchanged:
+            return 0
+        return sum(gap.closed is None for gap in self.fold.gaps)
 
     def put(self) -> None:
         """Replace the gaps, if there is a change."""
-        gaps = self.fold.gaps
         is_new = self.applied.sequence < 0
-        if is_new or gaps != self.previous_gaps:
-            self.derived.put_gaps(self.applied, self.entry, gaps)
+        if is_new or (not self.is_unchanged and self.fold.gaps != self.previous_gaps):
+            self.derived.put_gaps(self.applied, self.entry, self.fold.gaps)
         crash_point("derived-half")
 
 
@@ -241,7 +272,9 @@ class QuarantineFollower(Follower[AppliedVersion]):
         after_sequence = self.applied.sequence
         if self.has_files_of_repair:
             after_sequence = -1
-        ended = ended_quarantines(self.gaps.fold.gaps, after_sequence)
+        ended = []
+        if not self.gaps.is_unchanged or after_sequence != self.gaps.applied.sequence:
+            ended = ended_quarantines(self.gaps.fold.gaps, after_sequence)
         is_new = self.applied.sequence < 0
         if is_new or self.new_files or ended:
             self.derived.put_quarantine(self.applied, self.entry, self.new_files, ended)
@@ -338,7 +371,7 @@ def catch_up_derived(
     """
 
     def note_up_to_date() -> None:
-        derived.note_up_to_date(head.mark)
+        derived.note_up_to_date(head.mark, gaps.open_gap_count())
         crash_point("derived")
 
     gaps = GapsFollower(derived)
@@ -362,8 +395,18 @@ def catch_up_outputs(
 
 def read_gaps(store: LedgerStore, derived: DerivedStore, head: Ledger) -> list[Gap]:
     """The gaps as of the ledger, however far behind the table is."""
+    return _gaps_as_of(store, derived, head).fold.gaps
+
+
+def count_open_gaps(store: LedgerStore, derived: DerivedStore, head: Ledger) -> int:
+    """How many gaps are open as of the ledger."""
+    return _gaps_as_of(store, derived, head).open_gap_count()
+
+
+def _gaps_as_of(store: LedgerStore, derived: DerivedStore, head: Ledger) -> GapsFollower:
     gaps = GapsFollower(derived)
     applied = trusted_version(store, gaps.applied_version(), head)
     gaps.begin(applied, head)
-    _add_entries(store, [(gaps, applied.sequence)], head)
-    return gaps.fold.gaps
+    if applied.sequence < head.sequence:
+        _add_entries(store, [(gaps, applied.sequence)], head)
+    return gaps

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 
 from seriatim.engine.findings import Finding, OnPoison, Tier, tier_action
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges, drop_empty_ranges
-from seriatim.errors import ConfigError
+from seriatim.errors import ConfigError, MissingTopicsError
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.model import Account, Ledger
 from seriatim.ports import LedgerStore, Log
@@ -37,14 +37,16 @@ def plan_run(stream: Stream, log: Log, store: LedgerStore) -> tuple[Ledger, Slic
 def discover_topics(stream: Stream, log: Log, ledger: Ledger) -> SlicePlan:
     """Ask Kafka for the topics of the stream, and compare them with the ledger.
 
-    Refused: `topics` that never matched anything, and a stream that reads the topic to which it
-    sends its own snapshot requests.
+    Refused: another cluster than the one that was folded so far, `topics` that never matched
+    anything, and a stream that reads the topic to which it sends its own snapshot requests.
     """
     bounds = log.bounds(stream.topics)
+    _refuse_other_cluster(stream, log, ledger)
     if not bounds and not ledger.partitions:
-        raise ConfigError(
-            f"{stream.name}: no topic matches {stream.topics!r}",
-            next=f"check `topics` in {stream.name}.toml (it must match whole names) and the broker's address",
+        raise MissingTopicsError(
+            f"{stream.name}: waiting for topics: no topic matches {stream.topics!r} yet",
+            next=f"make them; or, if they are there, check `topics` in {stream.name}.toml"
+            " (it must match whole names) and the broker's address",
         )
     if any(partition.topic == stream.snapshot_requests for partition in bounds):
         raise ConfigError(
@@ -52,6 +54,17 @@ def discover_topics(stream: Stream, log: Log, ledger: Ledger) -> SlicePlan:
             next=f"name another topic in {stream.name}.toml, or change `topics` so that it does not match this one",
         )
     return plan_slices(ledger, bounds, stream.tier, stream.on_poison)
+
+
+def _refuse_other_cluster(stream: Stream, log: Log, ledger: Ledger) -> None:
+    """Refuse a cluster whose offsets say nothing about what is committed."""
+    if ledger.cluster_id and log.cluster_id and ledger.cluster_id != log.cluster_id:
+        raise ConfigError(
+            f"{stream.name}: this Kafka is cluster {log.cluster_id}, but what is committed was read"
+            f" from cluster {ledger.cluster_id}",
+            next="set the broker's address back, or `kafka` in the stream file; to begin with the"
+            " other cluster,\ngive the stream a new output path",
+        )
 
 
 class SlicePlan(Struct, kw_only=True):

@@ -16,6 +16,13 @@ from msgspec import Struct, field
 
 from seriatim import __version__
 from seriatim.engine.files import Certificate
+from seriatim.engine.findings import (
+    Finding,
+    FindingGroup,
+    count_of,
+    group_findings,
+    printable_session,
+)
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import Entry, SliceEntry, VerdictEntry
@@ -108,11 +115,11 @@ def build_report_page(stream: str, before: Ledger, manifests: Sequence[Manifest]
     """What these entries did, as a page for people. `before` is the ledger before the first one."""
     after = manifests[-1].ledger
     entries = [manifest.entry for manifest in manifests]
-    findings = []
+    entry_findings: list[Finding] = []
     for entry in entries:
-        findings += [
-            PageFinding(finding.render(stream), finding.level) for finding in entry.findings
-        ]
+        entry_findings += entry.findings
+    groups = group_findings(entry_findings)
+    findings = [PageFinding(group.render(stream), group.example.level) for group in groups]
     period = f"{_format_time(entries[0])} to {_format_time(entries[-1])}"
     return ReportPage(
         title=f"{stream}: entry {after.sequence}",
@@ -121,10 +128,11 @@ def build_report_page(stream: str, before: Ledger, manifests: Sequence[Manifest]
         findings=findings,
         bars=[_bar(name, before, after) for name in after.partitions],
         tables=[
+            _waiting(after),
             _certificates(entries),
             verdicts_table(entries, "Verdicts", empty="No check in these entries."),
             _failed_ranges(after),
-            _halts(after),
+            *_all_findings(entries, groups),
             _log(entries),
         ],
         footer=f"Made by Seriatim {__version__} of the ledger alone: `seriatim report {stream} --sequence "
@@ -196,6 +204,22 @@ def _partition_note(account: Account, waiting_messages: int) -> str:
     return ", ".join(notes)
 
 
+def _all_findings(entries: Sequence[Entry], groups: Sequence[FindingGroup]) -> list[PageTable]:
+    """Every finding by itself, if some were put into groups."""
+    if all(len(group.findings) == 1 for group in groups):
+        return []
+    rows = []
+    for entry in entries:
+        for finding in entry.findings:
+            session = ""
+            if finding.session is not None:
+                session = printable_session(finding.session)
+            row = [entry.sequence, finding.finding, finding.location, session]
+            rows.append([*row, finding.expected, finding.found])
+    columns = ("entry", "finding", "where", "session", "expected", "found")
+    return [PageTable(title=f"All {len(rows)} findings", columns=columns, rows=rows)]
+
+
 def _certificates(entries: Iterable[Entry]) -> PageTable:
     rows = []
     for entry in entries:
@@ -262,14 +286,42 @@ def _failed_ranges(after: Ledger) -> PageTable:
     )
 
 
-def _halts(after: Ledger) -> PageTable:
-    rows = []
+def _waiting(after: Ledger) -> PageTable:
+    """Everything that waits for a person as of the last entry: halts, holds, sessions in
+    quarantine, failed checks, and a write of another program.
+    """
+    rows: list[list[Any]] = []
     for partition, account in after.partitions.items():
+        if account.retired:
+            continue
         halt = account.halt
         if halt is not None:
-            rows.append([partition, halt.finding, halt.offset, halt.cause])
-    columns = ("partition", "finding", "offset", "cause")
+            rows.append(
+                [partition, halt.finding, halt.offset, halt.cause, _repair(after, partition)]
+            )
+        if account.hold:
+            command = f"seriatim repair {after.stream} --resume {account.hold}"
+            rows.append([partition, "held", NO_VALUE, f"by repair {account.hold}", command])
+        if account.quarantined:
+            sessions = count_of(account.quarantined, "session")
+            command = f"seriatim status {after.stream} --all"
+            text = f"{sessions} until the next snapshot, a repair or a release"
+            rows.append([partition, "quarantine", NO_VALUE, text, command])
+    for failed_range in after.failed_ranges:
+        text = describe_failed_range(failed_range)
+        command = f"{_repair(after, failed_range.partition)}, then seriatim check {after.stream}"
+        rows.append([failed_range.partition, "check", failed_range.start, text, command])
+    if after.foreign_sequence >= 0:
+        command = f"seriatim verify {after.stream}"
+        rows.append(
+            ["the records table", "foreign", NO_VALUE, "another program wrote to it", command]
+        )
+    columns = ("where", "what", "offset", "cause", "type")
     return PageTable(title="What waits for a person", columns=columns, rows=rows, empty="Nothing.")
+
+
+def _repair(ledger: Ledger, partition: str) -> str:
+    return f"seriatim repair {ledger.stream} --partition {partition}"
 
 
 def _log(entries: Iterable[Entry]) -> PageTable:

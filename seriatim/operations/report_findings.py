@@ -8,26 +8,25 @@ from __future__ import annotations
 
 from seriatim.engine.findings import Finding
 from seriatim.ledger.commit import read_head
-from seriatim.ledger.manifests import REPORTED_NOTE
+from seriatim.ledger.manifests import REPORTED_NOTE, LedgerHead
 from seriatim.ledger.model import EntryMark
 from seriatim.ports import LedgerStore
 
 
-def unreported_findings(store: LedgerStore, stream: str) -> list[Finding]:
-    """Findings that are in the ledger and were not reported yet."""
-    head = read_head(store, stream)
+def unreported_findings(
+    store: LedgerStore, stream: str, head: LedgerHead | None = None
+) -> list[Finding]:
+    """Findings that are in the ledger and were not reported yet. `head` is the ledger, if it was just
+    read.
+    """
+    if head is None:
+        head = read_head(store, stream)
     if head is None:
         return []
     findings: list[Finding] = []
     for sequence in range(store.note(REPORTED_NOTE).sequence + 1, head.ledger.sequence + 1):
         findings += store.manifest_at(stream, sequence).entry.findings
     return findings
-
-
-def last_sequence(store: LedgerStore, stream: str) -> int:
-    """The sequence of the newest entry; -1 if there is none."""
-    head = read_head(store, stream)
-    return head.ledger.sequence if head else -1
 
 
 def mark_reported(store: LedgerStore, sequence: int) -> None:

@@ -29,7 +29,7 @@ from seriatim.engine.findings import Tier
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition
-from seriatim.engine.session import STORED_FIELDS, Session
+from seriatim.engine.session import STORED_FIELDS, Session, SwappedRanges
 from seriatim.errors import IntegrityError, ensure
 from seriatim.ledger.entries import (
     AcceptEntry,
@@ -223,6 +223,20 @@ class PartitionHistory(Struct):
                     releases[frontier] = (*releases.get(frontier, ()), mark.session)
         return releases
 
+    def swapped_ranges(self, after_sequence: int) -> SwappedRanges:
+        """Where repairs after an entry applied the messages of a session in the order of their
+        sequences. Whoever folds these ranges again does the same.
+        """
+        swapped: SwappedRanges = {}
+        for point in self.points_of_current_log():
+            if point.sequence <= after_sequence:
+                continue
+            for mark in point.change.marks:
+                if mark.sorted_until >= 0 and mark.session is not None:
+                    offsets = (mark.offset, mark.sorted_until)
+                    swapped[mark.session] = (*swapped.get(mark.session, ()), offsets)
+        return swapped
+
     def moved_sessions(self) -> set[str]:
         """The sessions that were reported as belonging to another partition."""
         names: set[str] = set()
@@ -366,6 +380,8 @@ class RefoldRequest(Struct, frozen=True, kw_only=True):
     """Output is made again at least from `start` up to here."""
     sessions: tuple[str, ...] | None = None
     """Only these sessions; None: all."""
+    swapped_ranges: SwappedRanges = field(default_factory=dict)
+    """Where messages of a session were swapped, and are put into order by this refold."""
     reason: str = ""
 
 
@@ -426,6 +442,9 @@ class RewindChooser(Struct, frozen=True):
             for passed in self.history.passed_ranges()
             if base.frontier < passed.end <= frontier
         ]
+        swapped_ranges = dict(request.swapped_ranges)
+        for name, ranges in self.history.swapped_ranges(sequence).items():
+            swapped_ranges[name] = (*swapped_ranges.get(name, ()), *ranges)
         return Rewind(
             request=request,
             account=self.account,
@@ -435,6 +454,7 @@ class RewindChooser(Struct, frozen=True):
             commit_offsets=(frontier,),
             releases_by_hand=self.history.releases_by_hand(sequence),
             passed_ranges=tuple(passed_ranges),
+            swapped_ranges=swapped_ranges,
         )
 
 
@@ -476,6 +496,8 @@ class Rewind(Struct, frozen=True, kw_only=True):
     """Lost ranges that forwards passed over since the base. They are passed over again, and
     sessions are in doubt after them.
     """
+    swapped_ranges: SwappedRanges = field(default_factory=dict)
+    """Where messages of a session are put into order: by this refold, and by repairs before it."""
 
     @property
     def partition(self) -> Partition:
@@ -628,8 +650,8 @@ def repeat_releases(
             continue
         released = released_again(state.load(files, names), rewind, end_offset, tier)
         if released:
-            file = state.save(rewind.partition, f"{stem}f{end_offset}", released, ())
-            files = (*files, file)
+            saved = state.save(rewind.partition, f"{stem}f{end_offset}", released, ())
+            files = (*files, *saved)
     return files
 
 

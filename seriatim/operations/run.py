@@ -150,6 +150,7 @@ class FoldRun:
         *,
         run_id: str = "",
         progress: ProgressCallback | None = None,
+        head: LedgerHead | None = None,
     ) -> None:
         self.open_stream = open_stream
         self.stream = open_stream.stream
@@ -158,6 +159,8 @@ class FoldRun:
         self.progress = progress or _ignore_progress
         self.read_options_estimator = ReadOptionsEstimator(open_stream.log)
         self.outcome = RunOutcome()
+        self.first_head = head
+        """The ledger, if it was just read: it need not be read again."""
         self.head = LedgerHead(Ledger(stream=self.stream.name))
         self.messages_total = 0
         """Messages that this run has folded and will fold, as far as is known."""
@@ -194,7 +197,7 @@ class FoldRun:
 
     def _open_ledger(self) -> None:
         """Step 1. A stream without a ledger gets one: entry 0 names the partitions that exist."""
-        head = read_head(self.open_stream.ledger, self.stream.name)
+        head = self.first_head or read_head(self.open_stream.ledger, self.stream.name)
         crash_point("ledger-read")
         if head is None:
             head = self._start_ledger()
@@ -295,6 +298,9 @@ class FoldRun:
         nonempty_ranges = drop_empty_ranges(ranges)
         if not nonempty_ranges:
             return True
+        if not self.outcome.messages:
+            # Rate and remaining time are those of folding, without the start of Spark.
+            self.progress(0, self.messages_total)
         try:
             self._fold_and_commit(nonempty_ranges, source)
         except (PlatformError, BrokenPromiseError, IntegrityError) as error:
@@ -442,6 +448,7 @@ class FoldRun:
             machine=self.runner.name,
             shape=self.runner.shape,
             state_version=self.runner.state_version,
+            cluster_id=self.open_stream.log.cluster_id,
             findings=tuple(findings),
         )
         self.head, committed = commit(
@@ -452,9 +459,10 @@ class FoldRun:
 
     def _sweep(self, entry: SliceEntry) -> None:
         """Step 8. Delete what other attempts wrote for the same partition, epoch and start: the
-        commit decided that nobody will name those files.
+        commit decided that nobody will name those files. In a bucket the next compaction does it.
         """
-        for change in entry.changes:
+        changes = entry.changes if self.open_stream.records.lists_cheaply else ()
+        for change in changes:
             if change.until <= change.frontier:
                 continue
             committed_paths = set(file_paths(change.files()))
@@ -480,7 +488,7 @@ class FoldRun:
         """
         open_stream = self.open_stream
         ledger = self.head.ledger
-        if self.outcome.slices:
+        if self.outcome.slices and open_stream.records.lists_cheaply:
             sweep_dead(open_stream.ledger, open_stream.records, self.head)
         self.outcome.derived_error = catch_up_after_run(
             open_stream.ledger, open_stream.derived, ledger

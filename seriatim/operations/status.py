@@ -14,6 +14,8 @@ cli/top.py show it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -21,22 +23,44 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.engine.files import StateStore
-from seriatim.engine.findings import Concern, Finding
+from seriatim.engine.findings import (
+    FINDING_TITLES,
+    LASTING_FINDINGS,
+    Concern,
+    Finding,
+    count_of,
+    printable_session,
+)
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Bounds, Partition
 from seriatim.engine.retention import RetainedLog, is_drained
 from seriatim.engine.session import Session
-from seriatim.errors import ConfigError
+from seriatim.errors import ConfigError, SeriatimError
 from seriatim.ledger.commit import read_head
+from seriatim.ledger.entries import HoldEntry
+from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Ledger, circuit_advice, describe_failed_range
+from seriatim.operations.missing_messages import (
+    MissingMessage,
+    MissingMessageSearch,
+    missing_message_advice,
+)
 from seriatim.operations.plan import retired_topics
+from seriatim.operations.repair.damage import RepairRequest
 from seriatim.operations.retention import PartitionClock, PartitionClocks, partition_clocks
 from seriatim.ports import Clock, LedgerStore, Log
 from seriatim.stream import Stream
 
+WAITING_FOR_TOPICS = "waiting for topics"
+"""The verdict on a stream that was never run, and of which Kafka has no topic."""
 Tone = Literal["", "good", "warn", "bad"]
 KAFKA_CONCERNS = ("time left", "late", "buffer", "blind")
 """Kinds of concerns that need Kafka. They are shown as of the look."""
+SWAPPED = "messages were swapped"
+HOLD_SEARCH_ENTRIES = 200
+"""The entry that placed a hold is searched among so many, from the newest on."""
+GROUPS_SHOWN_MAX = 4
+"""Groups of sessions in quarantine that a concern describes, at most."""
 TONE_ORDER = {"bad": 0, "warn": 1, "": 2, "good": 3}
 """The most urgent first."""
 
@@ -98,6 +122,35 @@ class QuarantinedSession(Struct, frozen=True, kw_only=True):
     partition: int
     offset: int | None = None
     finding: str | None = None
+    missing: MissingMessage | None = None
+    """Of a sequence gap: what Kafka has of the missing message, if it was looked for."""
+
+    @property
+    def partition_name(self) -> str:
+        """The partition as people write it, like `orders/3`."""
+        return f"{self.topic}/{self.partition}"
+
+    @property
+    def cause(self) -> str:
+        """What its finding comes from, as far as it is known. Sessions with the same finding and the
+        same cause need the same decision.
+        """
+        if self.missing is None:
+            return ""
+        if self.missing.is_swapped:
+            return SWAPPED
+        if self.missing.snapshot_offset is not None:
+            return "its snapshot waits"
+        return "a message never came" if self.missing.is_end_reached else "a message is missing"
+
+
+class HoldStatus(Struct, frozen=True, kw_only=True):
+    """A repair that holds partitions."""
+
+    id: str
+    since_seconds: float
+    command: str
+    """What a person typed for it."""
 
 
 class WindowBuffer(
@@ -174,6 +227,16 @@ class StreamStatus(
     """What closes the circuit; None if it is closed."""
     quarantined: list[QuarantinedSession] = field(default_factory=list)
     quarantined_count: int = 0
+    sessions_max: int | None = None
+    """The sessions that the state files hold, or more: a session may be in several files. None if
+    that is not known.
+    """
+    holds: list[HoldStatus] = field(default_factory=list)
+    """The repairs that hold partitions."""
+    published: int | None = None
+    """The entry that the table `current` has reached; None if that is not known."""
+    snapshot_requests: str = ""
+    """The topic on which runs ask producers for snapshots; empty: they do not ask."""
     gaps_open: int | None = None
     """Ranges of the output that must not be trusted; None if that is not known."""
     concerns: list[Concern] = field(default_factory=list)
@@ -229,7 +292,7 @@ class StreamStatus(
             return "bad"
         if any(partition.tone == "bad" for partition in self.partitions):
             return "bad"
-        if self.concerns or self.verdict in ("new", "unknown"):
+        if self.concerns or self.verdict in ("new", "unknown", WAITING_FOR_TOPICS):
             return "warn"
         return "good"
 
@@ -254,16 +317,47 @@ class StreamReading(Struct, frozen=True, kw_only=True):
     ledger: Ledger
     bounds: Mapping[Partition, Bounds]
     clocks: PartitionClocks
+    holds: list[HoldStatus] = []
 
 
-def read_stream(stream: Stream, log: Log, store: LedgerStore, clock: Clock) -> StreamReading:
-    """Ask the ledger and Kafka once."""
-    head = read_head(store, stream.name)
+def read_stream(
+    stream: Stream, log: Log, store: LedgerStore, clock: Clock, head: LedgerHead | None = None
+) -> StreamReading:
+    """Ask the ledger and Kafka once. `head` is the ledger, if it was just read."""
+    if head is None:
+        head = read_head(store, stream.name)
     ledger = head.ledger if head else Ledger(stream=stream.name)
     bounds = log.bounds(stream.topics)
     at_seconds = clock.now_seconds()
     clocks = partition_clocks(ledger, log, bounds, at_seconds)
-    return StreamReading(at_seconds=at_seconds, ledger=ledger, bounds=bounds, clocks=clocks)
+    return StreamReading(
+        at_seconds=at_seconds,
+        ledger=ledger,
+        bounds=bounds,
+        clocks=clocks,
+        holds=_find_holds(store, ledger),
+    )
+
+
+def _find_holds(store: LedgerStore, ledger: Ledger) -> list[HoldStatus]:
+    """The repairs that hold partitions, by the entries that placed the holds, newest first."""
+    wanted_ids = {account.hold for account in ledger.partitions.values() if account.hold}
+    holds: list[HoldStatus] = []
+    oldest = max(0, ledger.sequence - HOLD_SEARCH_ENTRIES)
+    for sequence in range(ledger.sequence, oldest - 1, -1):
+        if not wanted_ids:
+            break
+        entry = store.manifest_at(ledger.stream, sequence).entry
+        if isinstance(entry, HoldEntry) and entry.hold in wanted_ids:
+            wanted_ids.remove(entry.hold)
+            request = RepairRequest.from_json(entry.request)
+            hold = HoldStatus(
+                id=entry.hold,
+                since_seconds=entry.at_seconds,
+                command=request.to_command(ledger.stream),
+            )
+            holds.append(hold)
+    return holds
 
 
 def read_status(
@@ -273,10 +367,19 @@ def read_status(
     return build_status(stream, state, read_stream(stream, log, store, clock))
 
 
-def build_status(stream: Stream, state: StateStore, reading: StreamReading) -> StreamStatus:
-    """The status of a stream, from what was read."""
+def build_status(
+    stream: Stream,
+    state: StateStore,
+    reading: StreamReading,
+    search: MissingMessageSearch | None = None,
+    previous: StreamStatus | None = None,
+) -> StreamStatus:
+    """The status of a stream, from what was read. With `search`, the messages that sessions wait
+    for are looked for in Kafka; `previous` is an earlier status, from which the search goes on.
+    """
     ledger = reading.ledger
-    sessions = _quarantined_sessions(ledger, state)
+    sessions = _quarantined_sessions(reading, state, search, previous)
+    state_files = [file for account in ledger.partitions.values() for file in account.state]
     status = StreamStatus(
         stream=stream.name,
         tier=stream.tier,
@@ -286,8 +389,14 @@ def build_status(stream: Stream, state: StateStore, reading: StreamReading) -> S
         snapshot_distance=_snapshot_distance(stream, ledger),
         quarantined=sessions,
         quarantined_count=len(sessions),
+        sessions_max=sum(file.rows for file in state_files),
+        holds=reading.holds,
+        snapshot_requests=stream.snapshot_requests,
     )
-    return _with_ledger_facts(status, ledger)
+    status = _with_ledger_facts(status, ledger)
+    if ledger.sequence < 0 and not status.partitions:
+        return replace(status, verdict=WAITING_FOR_TOPICS)
+    return status
 
 
 def _partitions(stream: Stream, reading: StreamReading) -> list[PartitionStatus]:
@@ -427,22 +536,53 @@ def _snapshot_distance(stream: Stream, ledger: Ledger) -> LossBound:
     )
 
 
-def _quarantined_sessions(ledger: Ledger, state: StateStore) -> list[QuarantinedSession]:
+def _quarantined_sessions(
+    reading: StreamReading,
+    state: StateStore,
+    search: MissingMessageSearch | None,
+    previous: StreamStatus | None,
+) -> list[QuarantinedSession]:
     quarantined = []
+    ledger = reading.ledger
     for partition in ledger.known_partitions():
         account = ledger.partitions[str(partition)]
         if not account.quarantined:
             continue
-        for name, session in sorted(state.quarantined_sessions(account.state).items()):
+        sessions = state.quarantined_sessions(account.state)
+        missing = _known_missing(partition, sessions, previous)
+        bounds = reading.bounds.get(partition)
+        is_same_topic = bounds is not None and bounds.topic_id == account.topic_id
+        if search is not None and bounds is not None and is_same_topic:
+            # A machine that cannot be loaded must not hide how the stream is.
+            with suppress(SeriatimError):
+                missing = search.search(partition, sessions, bounds, missing)
+        for name, session in sorted(sessions.items()):
             quarantined_session = QuarantinedSession(
                 session=name,
                 topic=partition.topic,
                 partition=partition.number,
                 offset=session.finding_offset,
                 finding=session.finding,
+                missing=missing.get(name),
             )
             quarantined.append(quarantined_session)
     return quarantined
+
+
+def _known_missing(
+    partition: Partition, sessions: Mapping[str, Session], previous: StreamStatus | None
+) -> dict[str, MissingMessage]:
+    """What an earlier look found out about the messages that these sessions wait for."""
+    earlier_results: dict[str, MissingMessage] = {}
+    for earlier in previous.quarantined if previous else []:
+        session = sessions.get(earlier.session)
+        is_here = earlier.topic == partition.topic and earlier.partition == partition.number
+        if session is None or earlier.missing is None or not is_here:
+            continue
+        # The session may have been well in the meantime, and waits for another message now.
+        if earlier.offset == session.finding_offset:
+            earlier_results[earlier.session] = earlier.missing
+    return earlier_results
 
 
 def _with_ledger_facts(status: StreamStatus, ledger: Ledger) -> StreamStatus:
@@ -503,7 +643,7 @@ def stream_status_now(
         concerns = [concern for concern in concerns if concern.kind in KAFKA_CONCERNS]
         concerns += hold_concerns(status)
         concerns += circuit_concerns(status)
-        concerns += _quarantine_concerns(stream, status.quarantined_count)
+        concerns += quarantine_concerns(status)
     elapsed_seconds = 0.0
     if status.at_seconds is not None:
         elapsed_seconds = max(0.0, now_seconds - status.at_seconds)
@@ -513,7 +653,7 @@ def stream_status_now(
         tier=tier,
         partitions=[_with_time_elapsed(part, elapsed_seconds) for part in status.partitions],
         # A halt comes with the command that its finding advises.
-        concerns=[*_halt_concerns(stream, status.partitions), *concerns],
+        concerns=[*halt_concerns(stream, status.partitions), *concerns],
     )
 
 
@@ -557,7 +697,8 @@ def _quarantined_count(ledger: Ledger) -> int:
     return sum(account.quarantined for account in ledger.partitions.values() if not account.retired)
 
 
-def _halt_concerns(stream: str, partitions: list[PartitionStatus]) -> list[Concern]:
+def halt_concerns(stream: str, partitions: list[PartitionStatus]) -> list[Concern]:
+    """Partitions that wait, each with the command that its finding advises."""
     concerns = []
     for partition in partitions:
         halt = partition.halt
@@ -581,16 +722,28 @@ def _halt_concerns(stream: str, partitions: list[PartitionStatus]) -> list[Conce
 
 def hold_concerns(status: StreamStatus) -> list[Concern]:
     """Partitions that somebody holds for a repair."""
-    return [
-        Concern(
-            kind="held",
-            location=partition.partition_name,
-            text=f"held by {partition.hold}",
-            next=f"seriatim status {status.stream}",
-        )
-        for partition in status.partitions
-        if partition.hold
-    ]
+    concerns = []
+    for partition in status.partitions:
+        if partition.hold:
+            resume = f"seriatim repair {status.stream} --resume {partition.hold}"
+            give_up = f"seriatim repair {status.stream} --abandon {partition.hold}"
+            concern = Concern(
+                kind="held",
+                location=partition.partition_name,
+                text=describe_hold(status, partition.hold),
+                next=f"if the repair died, go on with it: {resume}\nor give it up: {give_up}",
+            )
+            concerns.append(concern)
+    return concerns
+
+
+def describe_hold(status: StreamStatus, hold_id: str) -> str:
+    """Which repair holds a partition, and since when."""
+    for hold in status.holds:
+        if hold.id == hold_id:
+            since = f"{datetime.fromtimestamp(hold.since_seconds, UTC):%Y-%m-%d %H:%M} UTC"
+            return f"held by repair {hold.id} since {since}: {hold.command}"
+    return f"held by repair {hold_id}"
 
 
 def circuit_concerns(status: StreamStatus) -> list[Concern]:
@@ -602,12 +755,128 @@ def circuit_concerns(status: StreamStatus) -> list[Concern]:
     return [Concern(kind="circuit", text=text, next=status.circuit_advice or "")]
 
 
-def _quarantine_concerns(stream: str, count: int) -> list[Concern]:
-    if not count:
+class QuarantineGroup(Struct, frozen=True, kw_only=True):
+    """Sessions in quarantine with the same finding and cause: a person decides about them at once."""
+
+    finding: str
+    cause: str
+    sessions: list[QuarantinedSession]
+
+    @property
+    def title(self) -> str:
+        """The finding, with its cause if that is known."""
+        return f"{self.finding} ({self.cause})" if self.cause else self.finding
+
+    @property
+    def partition_names(self) -> list[str]:
+        """The partitions that have such sessions."""
+        return sorted({session.partition_name for session in self.sessions})
+
+    @property
+    def can_be_refolded(self) -> bool:
+        """Whether folding the sessions again may help."""
+        if self.cause:
+            return self.cause == SWAPPED
+        return self.finding not in LASTING_FINDINGS
+
+    def advice(self, status: StreamStatus) -> str:
+        """What to type. It names the first session; for the others the same helps."""
+        example = self.sessions[0]
+        if example.missing is not None and len(self.sessions) > 1 and example.missing.is_swapped:
+            partitions = self.partition_names
+            option = f" --partition {partitions[0]}" if len(partitions) == 1 else ""
+            return (
+                f"seriatim repair {status.stream}{option} --apply\nputs their messages into order"
+            )
+        if example.missing is not None:
+            return missing_message_advice(
+                status.stream,
+                status.snapshot_requests,
+                example.partition_name,
+                example.session,
+                example.missing,
+            )
+        if self.finding not in FINDING_TITLES:
+            # The status file is of a newer version, or somebody else wrote it.
+            return f"seriatim repair {status.stream}"
+        finding = Finding(
+            finding=self.finding,
+            topic=example.topic,
+            partition=example.partition,
+            session=example.session,
+        )
+        return finding.advice(status.stream)
+
+
+def group_quarantined(sessions: Iterable[QuarantinedSession]) -> list[QuarantineGroup]:
+    """Sessions in quarantine by finding and cause, the largest group first."""
+    sessions_by_cause: dict[tuple[str, str], list[QuarantinedSession]] = {}
+    for session in sessions:
+        key = session.finding or "", session.cause
+        sessions_by_cause.setdefault(key, []).append(session)
+    groups = [
+        QuarantineGroup(finding=finding, cause=cause, sessions=members)
+        for (finding, cause), members in sessions_by_cause.items()
+    ]
+    return sorted(groups, key=lambda group: (-len(group.sessions), group.title))
+
+
+def describe_quarantined_count(status: StreamStatus) -> str:
+    """How many sessions are in quarantine, and of how many."""
+    count = status.quarantined_count
+    sessions = count_of(count, "session")
+    if status.sessions_max and status.sessions_max >= count:
+        sessions = f"{count} of at most {status.sessions_max} sessions"
+    return sessions
+
+
+def quarantine_concerns(status: StreamStatus) -> list[Concern]:
+    """Sessions in quarantine, in groups, each with what to type; and once more those whose swapped
+    messages have all arrived, because that is news.
+    """
+    if not status.quarantined_count:
         return []
-    sessions = "1 session" if count == 1 else f"{count} sessions"
-    text = f"{sessions} in quarantine until the next snapshot"
-    return [Concern(kind="quarantine", text=text, next=f"seriatim status {stream} lists them")]
+    groups = group_quarantined(status.quarantined)
+    text = f"{describe_quarantined_count(status)} in quarantine until the next snapshot"
+    if not groups:
+        return [Concern(kind="quarantine", text=text, next=f"seriatim repair {status.stream}")]
+    example = groups[0].sessions[0]
+    counts = [f"{len(group.sessions)} {group.title}" for group in groups[:GROUPS_SHOWN_MAX]]
+    text += (
+        f": {', '.join(counts)}; first {printable_session(example.session)} in"
+        f" {example.partition_name} at offset {example.offset}"
+    )
+    advices = [f"{group.title}: {group.advice(status)}" for group in groups[:GROUPS_SHOWN_MAX]]
+    if len(groups) == 1:
+        advices = [groups[0].advice(status)]
+    concerns = [Concern(kind="quarantine", text=text, next="\n".join(advices))]
+    return concerns + _swapped_concerns(status, groups)
+
+
+def _swapped_concerns(status: StreamStatus, groups: list[QuarantineGroup]) -> list[Concern]:
+    concerns = []
+    for group in groups:
+        if group.cause != SWAPPED:
+            continue
+        for partition_name in group.partition_names:
+            sessions = [
+                session for session in group.sessions if session.partition_name == partition_name
+            ]
+            example = sessions[0]
+            text = f"session {printable_session(example.session)}: "
+            if example.missing is not None:
+                text += f"{example.missing.describe()}, and all of them are there now"
+            if len(sessions) > 1:
+                text += f"; so it is with {len(sessions) - 1} more"
+            members = QuarantineGroup(finding=group.finding, cause=group.cause, sessions=sessions)
+            concern = Concern(
+                kind="swapped",
+                location=partition_name,
+                text=text,
+                next=members.advice(status),
+            )
+            concerns.append(concern)
+    return concerns
 
 
 def time_tone(partition: PartitionStatus) -> Tone:

@@ -12,16 +12,20 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from seriatim.engine.files import StateStore
-from seriatim.engine.findings import Concern, format_duration
+from seriatim.engine.findings import Concern, count_of, format_duration
 from seriatim.errors import SeriatimError
-from seriatim.operations.followers import read_gaps
+from seriatim.ledger.manifests import LedgerHead
+from seriatim.operations.followers import count_open_gaps
+from seriatim.operations.missing_messages import MissingMessageSearch
 from seriatim.operations.retention import PartitionClocks, time_left_warnings
 from seriatim.operations.status import (
     StreamReading,
     StreamStatus,
     build_status,
     circuit_concerns,
+    halt_concerns,
     hold_concerns,
+    quarantine_concerns,
     read_stream,
 )
 from seriatim.ports import Clock, DerivedStore, LedgerStore, Log
@@ -35,12 +39,16 @@ def watch_stream(
     state: StateStore,
     clock: Clock,
     derived: DerivedStore | None = None,
+    head: LedgerHead | None = None,
+    search: MissingMessageSearch | None = None,
+    previous: StreamStatus | None = None,
 ) -> StreamStatus:
     """Look at a stream once: its status, with everything that needs a person. Open gaps are counted
-    if the tables that have them are given.
+    if the tables that have them are given. `head` is the ledger, if it was just read. With `search`,
+    messages that sessions wait for are looked for in Kafka, from where the look `previous` ended.
     """
-    reading = read_stream(stream, log, store, clock)
-    status = build_status(stream, state, reading)
+    reading = read_stream(stream, log, store, clock, head)
+    status = build_status(stream, state, reading, search, previous)
     gaps_open = None
     if derived is not None:
         gaps_open = _count_open_gaps(store, derived, reading)
@@ -54,19 +62,18 @@ def _count_open_gaps(
     if reading.ledger.sequence < 0:
         return 0
     try:
-        gaps = read_gaps(store, derived, reading.ledger)
+        return count_open_gaps(store, derived, reading.ledger)
     except (OSError, SeriatimError):
         # A run or `seriatim rebuild` repairs the table. The rest of the status is still right.
         return None
-    return sum(gap.closed is None for gap in gaps)
 
 
 def _all_concerns(stream: Stream, reading: StreamReading, status: StreamStatus) -> list[Concern]:
     return [
         *_time_left_concerns(stream, reading),
-        *_halt_concerns(status),
+        *halt_concerns(status.stream, status.partitions),
         *hold_concerns(status),
-        *_quarantine_concerns(status),
+        *quarantine_concerns(status),
         *circuit_concerns(status),
         *_buffer_concerns(stream, status, reading.at_seconds),
         *_late_run_concerns(stream, reading),
@@ -86,30 +93,6 @@ def _time_left_concerns(stream: Stream, reading: StreamReading) -> list[Concern]
     ]
 
 
-def _halt_concerns(status: StreamStatus) -> list[Concern]:
-    concerns = []
-    for partition in status.partitions:
-        halt = partition.halt
-        if halt is not None and partition.topic_state != "retired":
-            concern = Concern(
-                kind="halted",
-                location=partition.partition_name,
-                text=f"halted at offset {halt.offset}: {halt.finding}, {halt.cause}",
-                next=f"seriatim status {status.stream}",
-            )
-            concerns.append(concern)
-    return concerns
-
-
-def _quarantine_concerns(status: StreamStatus) -> list[Concern]:
-    if not status.quarantined:
-        return []
-    example = status.quarantined[0]
-    text = f"{status.quarantined_count} in quarantine, first {example.session} ({example.finding})"
-    advice = f"seriatim status {status.stream} lists them"
-    return [Concern(kind="quarantine", text=text, next=advice)]
-
-
 def _buffer_concerns(stream: Stream, status: StreamStatus, now_seconds: float) -> list[Concern]:
     """Window buffers that nothing drains. Only messages of the session itself drain its buffer, and
     none came for too long. At most one concern for the stream.
@@ -125,10 +108,11 @@ def _buffer_concerns(stream: Stream, status: StreamStatus, now_seconds: float) -
     oldest = min(silent, key=lambda buffer: buffer.since_ms)
     waited = format_duration(now_seconds - oldest.since_ms / 1000)
     awaited_message = f"sequence {oldest.expected_sequence}, or any newer message"
+    sessions = count_of(len(silent), "session")
     concern = Concern(
         kind="buffer",
         location=f"{oldest.topic}/{oldest.partition}",
-        text=f"messages of {len(silent)} sessions wait for earlier ones, longest {oldest.session}: {waited}",
+        text=f"messages of {sessions} wait for earlier ones, longest {oldest.session}: {waited}",
         next=f"ask its producer for {awaited_message}: only those release what waits",
     )
     return [concern]
@@ -160,9 +144,10 @@ def _late_run_concerns(stream: Stream, reading: StreamReading) -> list[Concern]:
     since = "and it was never run"
     if ledger.sequence >= 0:
         since = f"since entry {ledger.sequence}"
+    messages = count_of(waiting_messages, "message")
     concern = Concern(
         kind="late",
-        text=f"{waiting_messages} messages wait, no run for {format_duration(late_seconds)} {since}",
+        text=f"{messages} not folded yet, no run for {format_duration(late_seconds)} {since}",
         next=f"seriatim run {stream.name}, and ask why its schedule did not",
     )
     return [concern]

@@ -24,7 +24,13 @@ from msgspec import Struct
 from seriatim.engine.files import File
 from seriatim.engine.records import OTHER_TABLE_PREFIX
 from seriatim.engine.session import Session
-from seriatim.ledger.manifests import WITNESS_KEY, Manifest, ManifestFiles, ManifestReference
+from seriatim.ledger.manifests import (
+    DIFFERENCE_FILE,
+    WITNESS_KEY,
+    Manifest,
+    ManifestFiles,
+    ManifestReference,
+)
 from seriatim.ports import (
     AddedFile,
     Commit,
@@ -44,7 +50,6 @@ from seriatim.workers import LocalWorkers, Workers, map_or_raise
 DATA_FOLDERS = ("records", "state", "kept", "manifests")
 DELTA_LOG = "records/_delta_log/"
 SIGN_OFF_FILE = "verified.json"
-DIFFERING_FILE_NOTE = "differs.json"
 READ_ERRORS = (OSError, pa.ArrowException, ValueError)
 """What reading a damaged file raises."""
 
@@ -76,7 +81,7 @@ def read_committed_file(work: FileToRead) -> FileReading:
         try:
             reading.outline = audit.outline(file.path)
         except UnreadableFileError as error:
-            reading.read_error = str(error)
+            reading.read_error = error.reason
     return reading
 
 
@@ -90,7 +95,7 @@ class FileAudit:
 
     def read_files(self, files: Iterable[File]) -> Iterator[FileReading]:
         """Each file as it is now, in the order of the files."""
-        works = (FileToRead(self.store.url, file) for file in files)
+        works = (FileToRead(self.store.address, file) for file in files)
         return map_or_raise(self.workers, read_committed_file, works)
 
     def commits(self) -> list[Commit]:
@@ -112,7 +117,7 @@ class FileAudit:
             adds = pa.table(table.get_add_actions())
         except (DeltaError, *READ_ERRORS) as error:
             self._raise_if_store_failed(error)
-            raise UnreadableFileError(_first_line(error)) from None
+            raise UnreadableFileError("records/_delta_log", _first_line(error)) from None
         return {f"records/{unquote(path)}" for path in adds.column("path").to_pylist()}
 
     def other_tables(self) -> dict[str, tuple[int, set[str]]]:
@@ -163,9 +168,9 @@ class FileAudit:
     def put_differing_file(self, path: str) -> None:
         """Note the path in differs.json. An empty path deletes the note."""
         if path:
-            self.store.replace(DIFFERING_FILE_NOTE, json.dumps({"file": path}).encode())
+            self.store.replace(DIFFERENCE_FILE, json.dumps({"file": path}).encode())
         else:
-            self.store.delete([DIFFERING_FILE_NOTE])
+            self.store.delete([DIFFERENCE_FILE])
 
     def manifest(self, reference: ManifestReference) -> Manifest:
         """The manifest of an entry. The bases of manifests are read once."""
@@ -209,14 +214,14 @@ class FileAudit:
             for row_group in read_row_groups(self.store, path, columns):
                 yield from row_group.to_pylist()
         except READ_ERRORS as error:
-            raise UnreadableFileError(_first_line(error)) from None
+            raise UnreadableFileError(path, _first_line(error)) from None
 
     def sessions(self, path: str) -> Iterator[tuple[str, Session]]:
         """The sessions of a state file."""
         try:
-            yield from StateFile(self.store, path).all_sessions()
+            yield from StateFile(self.store.open(path)).all_sessions()
         except READ_ERRORS as error:
-            raise UnreadableFileError(_first_line(error)) from None
+            raise UnreadableFileError(path, _first_line(error)) from None
 
     def _read_bytes_or_none(self, path: str) -> bytes | None:
         try:

@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from deltalake import DeltaTable
 from msgspec import Struct
 
 from seriatim.engine.crash_points import crash_point
@@ -36,6 +35,7 @@ from seriatim.ports import PublishedVersion
 from seriatim.storage.delta_table import (
     MarkedTable,
     TableFile,
+    TableVersion,
     storage_errors_as_conflict,
 )
 from seriatim.storage.parquet import ROWS_PER_GROUP, ParquetFileWriter, open_parquet
@@ -149,7 +149,9 @@ class DeltaCurrent:
         another key, format or columns.
         """
         loaded, mark = _load_with_mark(self.table)
-        if mark is None or mark.format != FORMAT_VERSION or mark.key != self.row_key_spec.key:
+        if loaded is None or mark is None:
+            return PublishedVersion(token=loaded)
+        if mark.format != FORMAT_VERSION or mark.key != self.row_key_spec.key:
             return PublishedVersion(token=loaded)
         if self.table.column_difference(loaded) is not None:
             return PublishedVersion(token=loaded)
@@ -295,7 +297,7 @@ def published_sequence(store: Store) -> int | None:
     return mark.sequence if mark else None
 
 
-def _load_with_mark(table: MarkedTable) -> tuple[DeltaTable | None, PublishedMark | None]:
+def _load_with_mark(table: MarkedTable) -> tuple[TableVersion | None, PublishedMark | None]:
     """The table, and what our last commit says. No mark: somebody else committed after it."""
     with table.reading():
         loaded = table.load()

@@ -11,25 +11,32 @@ quarantined messages.
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, get_args
+from contextlib import contextmanager, suppress
+from typing import Any
 
 import msgspec
 import pyarrow as pa
-from deltalake import DeltaTable
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from seriatim.engine.records import table_directory
-from seriatim.errors import ConfigError, IntegrityError
+from seriatim.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
 from seriatim.ledger.gaps import Gap, QuarantineFile, quarantine_release_finder
 from seriatim.ledger.model import EntryMark
-from seriatim.ports import AppliedVersion, DerivedTableName, OutputStore, PartitionFiles
+from seriatim.ports import (
+    AppliedVersion,
+    CommitConflictError,
+    DerivedTableName,
+    OutputStore,
+    PartitionFiles,
+)
 from seriatim.storage.delta_table import (
     RECORD_TABLE_SETTINGS,
     MarkedTable,
     TableFile,
+    TableVersion,
     record_table_file,
     storage_errors_as_conflict,
 )
@@ -73,6 +80,20 @@ FindRelease = Callable[[Mapping[str, Any]], Gap | None]
 """Finds the quarantine to which a message belongs, if it has ended."""
 
 
+class _Progress(Struct, omit_defaults=True):
+    """What the progress file says: the entry that both tables show, at these versions."""
+
+    sequence: int = -1
+    sha256: str = ""
+    gaps: int | None = None
+    quarantine: int | None = None
+    open_gaps: int | None = None
+
+    def version_of(self, table: DerivedTableName) -> int | None:
+        """The version of a table."""
+        return self.gaps if table == "gaps" else self.quarantine
+
+
 class DeltaDerived:
     """The derived tables of one stream. Implements `DerivedStore`."""
 
@@ -87,6 +108,13 @@ class DeltaDerived:
         self.output_store = output_store
         self._gaps = _derived_table(store, "gaps")
         self._quarantine = _derived_table(store, "quarantine")
+        self._applied: dict[DerivedTableName, tuple[int, int]] = {}
+        """The version of each table that was last read or made here, and the entry that it shows."""
+        self._trusts_progress_file = store.is_remote
+        """Whether the progress file is believed without a look at the tables. In a bucket that saves
+        requests. If it is wrong, the next commit is refused, and from then on the tables are read.
+        """
+        self._progress: _Progress | None = None
 
     def _table(self, name: DerivedTableName) -> MarkedTable:
         return self._gaps if name == "gaps" else self._quarantine
@@ -95,25 +123,53 @@ class DeltaDerived:
         """The entry that a table has reached: the one of its last commit of ours, or a later one if
         nothing had to be put since.
         """
+        if self._trusts_progress_file:
+            progress = self._progress or self._read_progress_file()
+            self._progress = progress
+            version = progress.version_of(table)
+            if progress.sequence >= 0 and version is not None:
+                self._applied[table] = (version, progress.sequence)
+                token = TableVersion(self._table(table), version)
+                return AppliedVersion(progress.sequence, progress.sha256, token)
         applied = self._table(table).applied_version()
         if applied.sequence < 0:
             return applied
-        progress = self._read_progress_file()
+        self._applied[table] = (applied.token.version(), applied.sequence)
+        self._progress = self._read_progress_file()
         # The progress file counts only for the versions that it names: after any other commit it
         # says nothing about this table.
-        is_of_this_version = progress.get(table) == applied.token.version()
-        if is_of_this_version and progress["sequence"] > applied.sequence:
-            return AppliedVersion(progress["sequence"], progress["sha256"], applied.token)
+        is_of_this_version = self._progress.version_of(table) == applied.token.version()
+        if is_of_this_version and self._progress.sequence > applied.sequence:
+            return AppliedVersion(self._progress.sequence, self._progress.sha256, applied.token)
         return applied
+
+    def noted_open_gaps(self, applied: AppliedVersion) -> int | None:
+        """How many gaps were open when this version was noted; None: not known."""
+        if self._progress is None or self._progress.gaps != applied.token.version():
+            return None
+        return self._progress.open_gaps
 
     def gaps(self, applied: AppliedVersion) -> list[Gap]:
         """The gaps in the table as of this version, in the order in which they were opened."""
-        with self._gaps.reading():
-            rows = applied.token.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+        with self._forgetting_progress_on_error(), self._gaps.reading():
+            rows = applied.token.delta.to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
             for row in rows:
                 row["start"] = row.pop("from", None)
             gaps = msgspec.convert(rows, list[Gap])
         return sorted(gaps, key=lambda gap: gap.opened)
+
+    @contextmanager
+    def _forgetting_progress_on_error(self) -> Iterator[None]:
+        """Delete the progress file if it was believed and a table is not as it says: somebody has
+        deleted the table. The next run then looks at the tables themselves.
+        """
+        try:
+            yield
+        except PlatformError:
+            if self._trusts_progress_file:
+                with suppress(OSError, SeriatimError):
+                    self.store.delete([PROGRESS_FILE])
+            raise
 
     def put_gaps(
         self,
@@ -125,7 +181,7 @@ class DeltaDerived:
         rows = pa.RecordBatch.from_pylist([gap.to_row() for gap in gaps], schema=GAPS_SCHEMA)
         with storage_errors_as_conflict():
             new_files = self._write_table_file(self._gaps, entry, [rows])
-            self._commit(self._gaps, expected, entry, new_files, [], replaces_all=True)
+            self._commit("gaps", expected, entry, new_files, [], replaces_all=True)
 
     def put_quarantine(
         self,
@@ -153,31 +209,35 @@ class DeltaDerived:
             for key in replaced:
                 batches = self._batches_with_releases(key, find_release)
                 new_files += self._write_table_file(self._quarantine, entry, batches)
-            self._commit(
-                self._quarantine, expected, entry, new_files, replaced, replaces_all=is_new
-            )
+            self._commit("quarantine", expected, entry, new_files, replaced, replaces_all=is_new)
 
-    def note_up_to_date(self, entry: EntryMark) -> None:
+    def note_up_to_date(self, entry: EntryMark, open_gaps: int) -> None:
         """Note that both tables show this entry, and at which versions that is true."""
-        progress = asdict(entry)
+        versions = {}
+        for table, (version, sequence) in self._applied.items():
+            # Another run may have brought a table further than to this entry.
+            if sequence <= entry.sequence:
+                versions[table] = version
+        progress = _Progress(
+            sequence=entry.sequence,
+            sha256=entry.sha256,
+            gaps=versions.get("gaps"),
+            quarantine=versions.get("quarantine"),
+            open_gaps=open_gaps,
+        )
         with storage_errors_as_conflict():
-            for table in get_args(DerivedTableName):
-                loaded = self._table(table).load()
-                if loaded is not None:
-                    progress[table] = loaded.version()
-            self.store.replace(PROGRESS_FILE, json.dumps(progress).encode())
+            self.store.replace(PROGRESS_FILE, msgspec.json.encode(progress))
+        self._progress = progress
 
-    def _read_progress_file(self) -> dict[str, Any]:
-        """What was noted; empty if it cannot be read. Then some entries are read again, nothing
+    def _read_progress_file(self) -> _Progress:
+        """What was noted; nothing if it cannot be read. Then some entries are read again, nothing
         else is lost.
         """
         try:
-            progress = json.loads(self.store.read(PROGRESS_FILE))
-            progress["sequence"] = int(progress["sequence"])
-            progress["sha256"] = str(progress["sha256"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-        return dict(progress)
+            return msgspec.json.decode(self.store.read(PROGRESS_FILE), type=_Progress)
+        except (OSError, ValueError, RecursionError):
+            # The errors of msgspec are ValueErrors.
+            return _Progress()
 
     def _write_table_file(
         self,
@@ -242,7 +302,7 @@ class DeltaDerived:
 
     def _files_with_new_releases(
         self,
-        loaded: DeltaTable,
+        loaded: TableVersion,
         released_gaps: Sequence[Gap],
         find_release: FindRelease,
     ) -> list[str]:
@@ -271,7 +331,7 @@ class DeltaDerived:
 
     def _commit(
         self,
-        table: MarkedTable,
+        name: DerivedTableName,
         expected: AppliedVersion,
         entry: EntryMark,
         new_files: list[TableFile],
@@ -279,10 +339,16 @@ class DeltaDerived:
         *,
         replaces_all: bool,
     ) -> None:
+        table = self._table(name)
         # A table of an older version of this code may lack columns; a replaced one gets them all.
-        version = table.commit(
-            expected.token, asdict(entry), new_files, replaced, replaces_all=replaces_all
-        )
+        try:
+            version = table.commit(
+                expected.token, asdict(entry), new_files, replaced, replaces_all=replaces_all
+            )
+        except CommitConflictError:
+            self._trusts_progress_file = False
+            raise
+        self._applied[name] = (version, entry.sequence)
         if version and version % VACUUM_EVERY == 0:
             table.vacuum(READERS_HOURS)
 
@@ -375,7 +441,7 @@ class DeltaOutputs:
         """The entry that a table has reached, as its last commit of ours says."""
         delta_table = self._delta_tables[table]
         applied = delta_table.applied_version()
-        if applied.token is not None:
+        if applied.token is not None and delta_table.must_compare_columns(applied.token):
             _refuse_other_columns(delta_table, applied.token)
         return applied
 
@@ -404,7 +470,7 @@ class DeltaOutputs:
         delta_table.commit(expected.token, asdict(entry), adds, removes)
 
 
-def _refuse_other_columns(delta_table: MarkedTable, loaded: DeltaTable) -> None:
+def _refuse_other_columns(delta_table: MarkedTable, loaded: TableVersion) -> None:
     """Refuse a machine whose columns are not those of the table."""
     difference = delta_table.column_difference(loaded)
     if difference is not None:

@@ -76,7 +76,7 @@ class ParquetJoiner:
     ) -> dict[str, str]:
         """The files that are not as committed, by path, and what is wrong with each."""
         files = list(files)
-        works = [FileToCheck(self.store.url, file, check_digests) for file in files]
+        works = [FileToCheck(self.store.address, file, check_digests) for file in files]
         damages = map_or_raise(self.workers, damage_of_work, works)
         return {file.path: damage for file, damage in zip(files, damages, strict=True) if damage}
 

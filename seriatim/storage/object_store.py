@@ -21,7 +21,7 @@ import errno
 import re
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -32,12 +32,13 @@ from typing import Any
 import obstore
 import pyarrow as pa
 from obstore.exceptions import AlreadyExistsError, BaseError
-from obstore.store import S3Store
+from obstore.store import S3Store, from_url
 
 from seriatim import config
-from seriatim.errors import ConfigError, PlatformError, SeriatimError
+from seriatim.errors import ConfigError, PlatformError, SeriatimError, raise_broken_promise
 from seriatim.storage.store import (
     BLOCK_BYTES,
+    BUCKET_SCHEME,
     AlreadyThereError,
     Buffer,
     HashingSink,
@@ -77,6 +78,37 @@ OPTION_NAMES = frozenset(
 """The options that users may set: as variables of the environment, in capital letters, or in the file
 that SERIATIM_STORE_CONFIG names.
 """
+GOOGLE_OPTION_NAMES = frozenset(
+    {
+        "google_application_credentials",
+        "google_service_account",
+        "google_service_account_key",
+        "google_skip_signature",
+    }
+)
+AZURE_OPTION_NAMES = frozenset(
+    {
+        "azure_storage_account_name",
+        "azure_storage_account_key",
+        "azure_storage_sas_key",
+        "azure_storage_client_id",
+        "azure_storage_client_secret",
+        "azure_storage_tenant_id",
+        "azure_storage_authority_id",
+        "azure_federated_token_file",
+        "azure_msi_endpoint",
+        "azure_skip_signature",
+    }
+)
+OPTION_FAMILIES = {
+    "s3": ("aws_", OPTION_NAMES),
+    "gs": ("google_", GOOGLE_OPTION_NAMES),
+    "abfss": ("azure_", AZURE_OPTION_NAMES),
+}
+"""By the scheme of an address: how the names of its options begin, and which there are. Stores of Google
+and Azure are opened by the same library, but were never run by us.
+"""
+CLIENT_OPTION_NAMES = ("connect_timeout", "timeout", "allow_http")
 CREDENTIAL_SOURCES = (
     "aws_access_key_id",
     "aws_web_identity_token_file",
@@ -127,32 +159,53 @@ HTTP_STATUS = re.compile(r"status code\W+(?:\x1b\[\d+m\W*\x1b\[0m\s*)?(\d{3})\b"
 """The status in an error of object_store. delta-rs draws an arrow in colour before it."""
 
 
-def open_object_store(url: str) -> ObjectStore:
-    """The store at an address `s3://bucket/prefix`, with the options of this process."""
-    return ObjectStore(url, store_options(config.store_environment()))
+def open_object_store(address: str) -> ObjectStore:
+    """The store at an address like `s3://bucket/prefix`, with the options of this process."""
+    match = BUCKET_SCHEME.match(address)
+    if match is None:
+        raise_broken_promise("only addresses of buckets come here", address=address)
+    options = store_options(config.store_environment(), match["scheme"], match["store"] or "")
+    return ObjectStore(address, options)
 
 
-def store_options(environ: Mapping[str, str]) -> dict[str, str]:
+def store_options(
+    environ: Mapping[str, str], scheme: str = "s3", store: str = ""
+) -> dict[str, str]:
     """The options of object_store, for obstore and delta-rs alike.
 
-    1. AWS_* variables of the environment.
+    1. AWS_* variables of the environment (GOOGLE_*, AZURE_*).
     2. The file that SERIATIM_STORE_CONFIG names, which wins.
     3. What we decide: conditional puts, time limits, plain HTTP for endpoints that begin with http://.
+
+    A named store has its own section in the connections file in place of 1 and 2.
     """
-    options = {}
-    # 1. The environment.
-    for name, value in environ.items():
-        if name.lower() in OPTION_NAMES and value:
-            options[name.lower()] = value
-    # 2. The file.
-    settings_file = environ.get(STORE_CONFIG, "")
-    if settings_file:
-        options |= _read_store_config(Path(settings_file))
+    options: dict[str, str] = {}
+    if store:
+        options, environ = _named_store_options(environ, scheme, store)
+    else:
+        # 1. The environment.
+        prefix, option_names = OPTION_FAMILIES[scheme]
+        for name, value in environ.items():
+            if name.lower() in option_names and value:
+                options[name.lower()] = value
+        # 2. The file.
+        settings_file = environ.get(STORE_CONFIG, "")
+        if settings_file:
+            options |= config.read_private_settings(
+                Path(settings_file), STORE_CONFIG, option_names, prefix
+            )
     # 3. Ours.
-    _refuse_missing_credentials(options, environ)
-    # Without a region delta-rs would ask the metadata address of AWS for one.
-    options.setdefault("aws_region", options.pop("aws_default_region", DEFAULT_REGION))
-    options["aws_conditional_put"] = "etag"
+    if scheme == "s3":
+        _refuse_missing_credentials(options, environ)
+        # Without a region delta-rs would ask the metadata address of AWS for one.
+        options.setdefault("aws_region", options.pop("aws_default_region", DEFAULT_REGION))
+        options["aws_conditional_put"] = "etag"
+    elif not options:
+        prefix, _ = OPTION_FAMILIES[scheme]
+        raise ConfigError(
+            f"there are no credentials for {scheme}://",
+            next=f"set variables like {prefix.upper()}…, or name a file of options in {STORE_CONFIG}",
+        )
     options["connect_timeout"] = f"{CONNECT_SECONDS}s"
     options["timeout"] = f"{REQUEST_SECONDS}s"
     if _endpoint(options).startswith("http://"):
@@ -160,32 +213,28 @@ def store_options(environ: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def _read_store_config(path: Path) -> dict[str, str]:
-    """The options of a file of KEY=VALUE lines that only its owner can read."""
-    try:
-        mode = path.stat().st_mode
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"{STORE_CONFIG}: {path}: {reason}", next=f"fix {STORE_CONFIG}") from None
-    if mode & 0o077:
-        raise ConfigError(f"{STORE_CONFIG}: {path} can be read by others", next=f"chmod 600 {path}")
+def _named_store_options(
+    environ: Mapping[str, str], scheme: str, store: str
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The options of a named store; and, in place of the environment, where its credentials come from
+    if they are none of these.
+    """
+    prefix, option_names = OPTION_FAMILIES[scheme]
     options = {}
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
-            continue
-        # The line itself is never shown: it may have a secret.
-        name, _, value = text.partition("=")
-        name = f"aws_{name.strip().lower().removeprefix('aws_')}"
-        if name not in OPTION_NAMES or not value.strip():
+    rest = {}
+    for key, value in config.named_connection("store", store, environ).items():
+        name = f"{prefix}{key.removeprefix(prefix)}"
+        if key == "credentials":
+            rest[STORE_CREDENTIALS] = value
+        elif name in option_names:
+            options[name] = value
+        else:
             raise ConfigError(
-                f"{STORE_CONFIG}: {path}: line {number} is no option of the store",
-                allowed=", ".join(sorted(OPTION_NAMES)),
-                next="write NAME=VALUE",
+                f"store {store}: {key} is no option of a store",
+                allowed=", ".join(sorted(option_names)),
+                next=f"fix the section [store.{store}] or the SERIATIM_STORE_{store.upper()}_* variable",
             )
-        options[name] = value.strip()
-    return options
+    return options, rest
 
 
 def _refuse_missing_credentials(options: Mapping[str, str], environ: Mapping[str, str]) -> None:
@@ -224,25 +273,35 @@ def _endpoint(options: Mapping[str, str]) -> str:
 
 
 @lru_cache(maxsize=32)
-def _open_client(bucket: str, prefix: str, options: tuple[tuple[str, str], ...]) -> S3Store:
+def _open_client(url: str, options: tuple[tuple[str, str], ...]) -> Any:
     """A client of obstore. It has connections of its own, so each process keeps one for all stores of
     the same address.
     """
+    scheme, _, bucket_and_prefix = url.partition("://")
+    bucket, _, prefix = bucket_and_prefix.partition("/")
+    arguments: dict[str, Any] = {
+        "config": dict(options),
+        "retry_config": {
+            "max_retries": RETRIES_MAX,
+            "retry_timeout": timedelta(seconds=RETRY_SECONDS),
+        },
+    }
     try:
-        return S3Store(
-            bucket,
-            prefix=prefix or None,
-            config=dict(options),  # type: ignore[arg-type]  # its type names options one by one
-            retry_config={
-                "max_retries": RETRIES_MAX,
-                "retry_timeout": timedelta(seconds=RETRY_SECONDS),
-            },
-        )
+        if scheme == "s3":
+            return S3Store(bucket, prefix=prefix or None, **arguments)
+        # The stores of Google and Azure take options of the connection by themselves.
+        arguments["client_options"] = {
+            name: value for name, value in options if name in CLIENT_OPTION_NAMES
+        }
+        arguments["config"] = {
+            name: value for name, value in options if name not in CLIENT_OPTION_NAMES
+        }
+        return from_url(url, **arguments)
     except BaseError as error:
         # The first line names the option; values are not in it.
         reason = str(error).partition("\n")[0][:200]
         raise ConfigError(
-            f"s3://{bucket}: the options of the store are not accepted: {reason}",
+            f"{scheme}://{bucket}: the options of the store are not accepted: {reason}",
             next=f"fix the AWS_* variables or the file of {STORE_CONFIG}",
         ) from None
 
@@ -250,17 +309,20 @@ def _open_client(bucket: str, prefix: str, options: tuple[tuple[str, str], ...])
 class ObjectStore:
     """Objects in a bucket, below a prefix."""
 
-    def __init__(self, url: str, options: Mapping[str, str]) -> None:
-        self.url = url.rstrip("/")
+    is_remote = True
+
+    def __init__(self, address: str, options: Mapping[str, str]) -> None:
+        self.address = address.rstrip("/")
+        store, plus, url = self.address.partition("+")
+        self.url = url if plus and "://" not in store else self.address
         self._options = dict(options)
-        bucket, _, prefix = self.url.removeprefix("s3://").partition("/")
-        self._client = _open_client(bucket, prefix, tuple(sorted(options.items())))
+        self._client = _open_client(self.url, tuple(sorted(options.items())))
         bulk_options = {**options, "timeout": f"{_bulk_seconds(options)}s"}
-        self._bulk_client = _open_client(bucket, prefix, tuple(sorted(bulk_options.items())))
+        self._bulk_client = _open_client(self.url, tuple(sorted(bulk_options.items())))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process has its own environment, with its own credentials.
-        return open_store, (self.url,)
+        return open_store, (self.address,)
 
     def __repr__(self) -> str:
         return f"ObjectStore({self.url!r})"
@@ -343,13 +405,29 @@ class ObjectStore:
         except FileNotFoundError:
             return None
 
-    def keys(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def sizes(self, keys: Sequence[str]) -> list[int | None]:
+        """The size of each object, or None. Several requests are under way at a time."""
+        if len(keys) <= 1:
+            return [self.size(key) for key in keys]
+        with ThreadPoolExecutor(PARALLEL_REQUESTS) as threads:
+            return list(threads.map(self.size, keys))
+
+    def keys(self, prefix: str, after: str = "") -> Iterator[tuple[str, int]]:
         """The objects below a prefix, with their sizes, sorted by key."""
         listed = []
         with self._explained(prefix):
-            for page in obstore.list(self._client, prefix or None):
+            for page in obstore.list(self._client, prefix or None, offset=after or None):
                 listed += [(item["path"], item["size"]) for item in page]
         return iter(sorted(listed))
+
+    def stamps(self, prefix: str) -> dict[str, str]:
+        """What the server calls the content of each object right below a prefix."""
+        with self._explained(prefix):
+            listed = obstore.list_with_delimiter(self._client, prefix or None)
+        return {
+            item["path"]: f"{item['e_tag']}-{item['size']}-{item['last_modified'].isoformat()}"
+            for item in listed["objects"]
+        }
 
     def folders(self, prefix: str) -> list[str]:
         """The names between the prefix and the next "/"."""
@@ -385,15 +463,9 @@ class ObjectStore:
             present += [
                 item["path"] for item in listed["objects"] if item["path"] in keys_of_folder
             ]
-        present += self._present_single_keys(single_keys)
+        sizes = self.sizes(single_keys)
+        present += [key for key, size in zip(single_keys, sizes, strict=True) if size is not None]
         return sorted(present)
-
-    def _present_single_keys(self, keys: list[str]) -> list[str]:
-        if len(keys) == 1:
-            return [key for key in keys if self.size(key) is not None]
-        with ThreadPoolExecutor(PARALLEL_REQUESTS) as threads:
-            sizes = list(threads.map(self.size, keys))
-        return [key for key, size in zip(keys, sizes, strict=True) if size is not None]
 
     def delete_unfinished(self, prefix: str, *, nested: bool = True) -> list[str]:
         """Nothing: there are no unfinished objects."""
@@ -407,6 +479,30 @@ class ObjectStore:
         """The options of this store, and how often delta-rs tries again."""
         retries = {"max_retries": str(RETRIES_MAX), "retry_timeout": f"{RETRY_SECONDS}s"}
         return self._options | retries
+
+    def refuse_if_unsafe(self) -> None:
+        """Refuse a store that lets a second `create` of a key through. There are such servers, and two
+        runs at once would lose commits on them.
+
+        This also tries everything that a run needs: writing, reading, listing and deleting.
+        """
+        key = f"probes/{uuid.uuid4().hex}"
+        self.create(key, b"first")
+        try:
+            self._refuse_second_create(key)
+            self.keys("probes/")
+        finally:
+            self.delete([key])
+
+    def _refuse_second_create(self, key: str) -> None:
+        try:
+            self.create(key, b"second")
+        except AlreadyThereError:
+            return
+        raise ConfigError(
+            f"{self.url}: the store overwrites an object that must not be overwritten",
+            next=CONDITIONAL_PUTS_ADVICE,
+        )
 
     def sync_delta_log(self, table: str, version: int | None = None) -> None:
         """Nothing: a put is durable when it is answered."""
@@ -455,7 +551,10 @@ class ObjectStore:
         )
 
     def _endpoint_name(self) -> str:
-        return _endpoint(self._options) or f"AWS in {self._options['aws_region']}"
+        region = self._options.get("aws_region")
+        if region is None:
+            return self.url.partition("://")[0]
+        return _endpoint(self._options) or f"AWS in {region}"
 
     @contextmanager
     def _explained(self, key: str) -> Iterator[None]:
@@ -481,27 +580,6 @@ class ObjectStore:
 
     def _known_error(self, error: Exception) -> SeriatimError:
         return self.explain_error(error) or self._silence_error(str(error))
-
-
-def refuse_unsafe_store(store: ObjectStore) -> None:
-    """Refuse a store that lets a second `create` of a key through. There are such servers, and two
-    runs at once would lose commits on them.
-
-    This also tries everything that a run needs: writing, reading, listing and deleting.
-    """
-    key = f"probes/{uuid.uuid4().hex}"
-    store.create(key, b"first")
-    try:
-        try:
-            store.create(key, b"second")
-        except AlreadyThereError:
-            return
-        raise ConfigError(
-            f"{store.url}: the store overwrites an object that must not be overwritten",
-            next=CONDITIONAL_PUTS_ADVICE,
-        )
-    finally:
-        store.delete([key])
 
 
 def _refusal(status: int | None, code: str) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import xxhash
 
 from seriatim.engine.crash_points import crash_point
 from seriatim.engine.files import File
@@ -22,8 +23,16 @@ from seriatim.errors import DamagedFileError, raise_broken_promise
 from seriatim.storage.store import AlreadyThereError, Sink, Store, digest_object
 
 ROWS_PER_GROUP = 131_072
+DEFAULT_FILE_BYTES = 128 << 20
+"""A file that has grown so large is finished, and the next one is begun. In a bucket a file is gathered
+in memory until then.
+"""
 BUFFERED_BYTES_MAX = 64 << 20
 """Rows wait in memory for a row group of a good size, but not longer than up to this size."""
+
+
+class ChangedFileError(Exception):  # not a SeriatimError: each reader has its own advice
+    """A committed file is missing, or is not as the ledger says."""
 
 
 def damaged_record_file(stream: str, file: File, damage: str) -> DamagedFileError:
@@ -46,13 +55,42 @@ def describe_damage(store: Store, file: File, *, check_digest: bool = True) -> s
         size = store.size(file.path)
         if size is None:
             return "it is missing"
-        if size != file.size_bytes:
-            return f"it has {size} bytes, the ledger says {file.size_bytes}"
-        digest = digest_object(store, file.path) if check_digest else file.digest
+        digest = file.digest
+        if check_digest and size == file.size_bytes:
+            digest = digest_object(store, file.path)
     except FileNotFoundError:
         return "it is missing"
     except OSError as error:
         return f"it cannot be read: {error.strerror}"
+    return _compare_with_ledger(file, size, digest)
+
+
+def open_proved(store: Store, file: File) -> pa.NativeFile:
+    """Open a committed file after it was proved by its digest. `ChangedFileError` says what is wrong.
+
+    From a server the file is read once, whole, and opened from memory.
+    """
+    if store.is_remote:
+        try:
+            content = b"".join(store.blocks(file.path))
+        except FileNotFoundError:
+            raise ChangedFileError("it is missing") from None
+        except OSError as error:
+            raise ChangedFileError(f"it cannot be read: {error.strerror}") from None
+        damage = _compare_with_ledger(file, len(content), xxhash.xxh3_128(content).hexdigest())
+        if damage:
+            raise ChangedFileError(damage)
+        return pa.BufferReader(content)
+    damage = describe_damage(store, file)
+    if damage:
+        raise ChangedFileError(damage)
+    return store.open(file.path)
+
+
+def _compare_with_ledger(file: File, size_bytes: int, digest: str) -> str:
+    """How a file differs from what the ledger says of it; empty if it does not."""
+    if size_bytes != file.size_bytes:
+        return f"it has {size_bytes} bytes, the ledger says {file.size_bytes}"
     if digest != file.digest:
         return f"its digest is {digest}, the ledger says {file.digest}"
     return ""
@@ -120,6 +158,11 @@ class ParquetFileWriter:
         if self._buffered_rows >= rows_per_group or self._buffered_bytes > BUFFERED_BYTES_MAX:
             self._flush()
 
+    @property
+    def written_bytes(self) -> int:
+        """How large the file is so far, without the rows that are still gathered."""
+        return 0 if self._sink is None else self._sink.tell()
+
     def _flush(self) -> None:
         if self._writer is None:
             self._sink = self.store.writer(self.path)
@@ -158,6 +201,11 @@ class ParquetFileWriter:
             digest=written.xxh3,
             sha256=written.sha256,
         )
+
+
+def part_path(path: str, number: int) -> str:
+    """The path of a further file of one writer: of `0-5-a.parquet` the second is `0-5-a.1.parquet`."""
+    return f"{path.removesuffix('.parquet')}.{number}.parquet" if number else path
 
 
 def first_line(error: BaseException) -> str:

@@ -40,11 +40,13 @@ from seriatim.engine.table import DECIMAL_TYPE
 from seriatim.errors import ensure, raise_broken_promise
 from seriatim.ledger.replaced_files import Intent
 from seriatim.storage.parquet import (
+    DEFAULT_FILE_BYTES,
     ParquetFileWriter,
     damaged_record_file,
     describe_damage,
     first_line,
     open_parquet,
+    part_path,
 )
 from seriatim.storage.record_rows import RecordOrderScan, read_row_groups
 from seriatim.storage.store import Store
@@ -123,11 +125,15 @@ class ParquetRecords:
         values_are_checked: bool = False,
         other_tables: Mapping[str, Mapping[str, str]] | None = None,
         folder: str = "records",
+        file_bytes: int = DEFAULT_FILE_BYTES,
     ) -> None:
         self.store = store
+        self.lists_cheaply = not store.is_remote
         self.compression = compression
         self.column_types = list(columns.values())
         self.folder = folder
+        self.file_bytes = file_bytes
+        """A record file that has grown so large is finished."""
         self.other_stores: dict[str, ParquetRecords] = {}
         """The stores of the machine's other tables."""
         for table, other_columns in (other_tables or {}).items():
@@ -138,6 +144,7 @@ class ParquetRecords:
                 omitted_columns,
                 values_are_checked=values_are_checked,
                 folder=table_directory(table),
+                file_bytes=file_bytes,
             )
         self.build_column = _unchecked_column if values_are_checked else _checked_column
         """Values that were checked when they were decoded are not checked again: it costs 0.5 µs a
@@ -160,8 +167,7 @@ class ParquetRecords:
         if table != MAIN_TABLE:
             return self.other_stores[table].record_writer(partition, topic_id, stem)
         path = f"{self.folder}/{partition}/{stem}.parquet"
-        file = ParquetFileWriter(self.store, path, self.schema, self.compression)
-        return _RecordFileWriter(self, partition, topic_id, file)
+        return _RecordFileWriter(self, partition, topic_id, path)
 
     def quarantine_writer(
         self,
@@ -243,8 +249,8 @@ def _intent_key(intent: Intent) -> str:
 
 
 class _RecordFileWriter:
-    """Writes a record file: the columns of every record come from the message, the others from the
-    machine.
+    """Writes record files: the columns of every record come from the message, the others from the
+    machine. A file that is large enough is finished, and the next one is begun.
     """
 
     def __init__(
@@ -252,12 +258,19 @@ class _RecordFileWriter:
         records: ParquetRecords,
         partition: Partition,
         topic_id: str,
-        file: ParquetFileWriter,
+        path: str,
     ) -> None:
         self.records = records
         self.partition = partition
         self.topic_id = topic_id
-        self.file = file
+        self.path = path
+        self.full_files: list[File] = []
+        self._begin_file()
+
+    def _begin_file(self) -> None:
+        path = part_path(self.path, len(self.full_files))
+        records = self.records
+        self.file = ParquetFileWriter(records.store, path, records.schema, records.compression)
         self.first_offset = -1
         self.last_offset = -1
 
@@ -292,6 +305,12 @@ class _RecordFileWriter:
         if self.first_offset < 0:
             self.first_offset = batch.start + int(all_positions.min())
         self.last_offset = batch.start + int(all_positions.max())
+        if self.file.written_bytes >= self.records.file_bytes:
+            # Between two batches: the offsets of two files never overlap.
+            full_file = self.close()
+            if full_file is not None:
+                self.full_files.append(full_file)
+                self._begin_file()
 
     def _record_batch(
         self,
@@ -449,6 +468,8 @@ class _QuarantineFileWriter:
     """Writes a file of quarantined messages. They are stored whole, so that they outlive Kafka's
     retention.
     """
+
+    full_files: Sequence[File] = ()
 
     def __init__(
         self,

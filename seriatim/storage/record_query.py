@@ -48,17 +48,19 @@ class RecordQuery:
         self.stream = stream
         self._marked_table = MarkedTable(store, table_directory(MAIN_TABLE))
         try:
-            table = self._marked_table.load(version)
+            loaded = self._marked_table.load(version)
+            table = None if loaded is None else loaded.delta
             trouble = "it has no Delta log"
         except STORAGE_ERRORS as error:
-            table = None
+            loaded = table = None
             trouble = first_line(error)[:200]
-        if table is None:
+        if loaded is None or table is None:
             raise ConfigError(
                 f"{store.url}: there is no table of records in it: {trouble}",
                 next="give the name of a stream that was run, "
                 "or a folder that `seriatim replay … --to` wrote",
             )
+        self._loaded = loaded
         self.table = table
 
     @property
@@ -116,7 +118,7 @@ class RecordQuery:
         The dataset of delta-rs is of no use here: with a filter it drops every row of a file whose
         statistics do not name each column, and ours name the offset alone.
         """
-        files = self._marked_table.files(self.table).values()
+        files = self._marked_table.files(self._loaded).values()
         return sorted(files, key=lambda file: (file.key.rpartition("/")[0], file.lowest["offset"]))
 
     def _read_file(

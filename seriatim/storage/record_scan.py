@@ -59,7 +59,7 @@ class RecordScan:
             columns += row_scan.columns
         for file in files:
             outline = _OutlineScan()
-            for table in self._row_groups(file.path, columns, f"{file.path}: "):
+            for table in self._row_groups(file.path, columns):
                 if request.with_outlines:
                     outline.add(table)
                 row_numbers = _new_row_numbers(table, request)
@@ -79,13 +79,11 @@ class RecordScan:
             outline.add(table)
         return outline.outline
 
-    def _row_groups(
-        self, path: str, columns: Sequence[str] | None, error_prefix: str = ""
-    ) -> Iterator[pa.Table]:
+    def _row_groups(self, path: str, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         try:
             yield from read_row_groups(self.store, path, columns)
         except READ_ERRORS as error:
-            raise UnreadableFileError(f"{error_prefix}{first_line(error)[:300]}") from None
+            raise UnreadableFileError(path, first_line(error)[:300]) from None
 
 
 class _OutlineScan:
@@ -94,6 +92,7 @@ class _OutlineScan:
     def __init__(self) -> None:
         self.outline = FileOutline()
         self._order_scan = RecordOrderScan()
+        self._sessions: set[str] = set()
 
     def add(self, table: pa.Table) -> None:
         """Add the rows of a row group."""
@@ -114,10 +113,24 @@ class _OutlineScan:
             early_rows = np.flatnonzero(whole_numbers(table, "source_offset") > offsets)
             if len(early_rows):
                 outline.early_offset = int(offsets[early_rows[0]])
-        outline.topic_ids.update(_distinct_values(table, "topic_id"))
+        self._add_topic_ids(table, offsets)
         outline.topics.update(_distinct_values(table, "topic"))
         outline.partitions.update(_distinct_values(table, "partition"))
-        outline.sessions.update(_distinct_values(table, "session"))
+        self._sessions.update(_distinct_values(table, "session"))
+        outline.session_count = len(self._sessions)
+
+    def _add_topic_ids(self, table: pa.Table, offsets: np.ndarray[Any, Any]) -> None:
+        """Extend the offsets of each topic id by those of a row group."""
+        spans = self.outline.offsets_by_topic_id
+        topic_ids, id_codes = distinct_values_and_codes(table.column("topic_id"))
+        for code, topic_id in enumerate(topic_ids):
+            own_offsets = offsets if len(topic_ids) == 1 else offsets[id_codes == code]
+            first_offset = int(own_offsets.min())
+            last_offset = int(own_offsets.max())
+            if topic_id in spans:
+                first_offset = min(first_offset, spans[topic_id][0])
+                last_offset = max(last_offset, spans[topic_id][1])
+            spans[topic_id] = (first_offset, last_offset)
 
 
 def _distinct_values(table: pa.Table, name: str) -> list[Any]:

@@ -137,7 +137,7 @@ class LayeredState:
         stem: str,
         sessions: Mapping[str, Session],
         files_to_merge: Iterable[File],
-    ) -> File:
+    ) -> tuple[File, ...]:
         """Save sessions into the replay's own folder."""
         return self.replay_state.save(partition, stem, sessions, files_to_merge)
 

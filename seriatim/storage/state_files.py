@@ -22,7 +22,15 @@ from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Session, WaitingMessage, pack_session, unpack_session
 from seriatim.errors import DamagedFileError, raise_broken_promise
-from seriatim.storage.parquet import ParquetFileWriter, describe_damage, open_parquet
+from seriatim.storage.parquet import (
+    DEFAULT_FILE_BYTES,
+    ChangedFileError,
+    ParquetFileWriter,
+    describe_damage,
+    open_parquet,
+    open_proved,
+    part_path,
+)
 from seriatim.storage.store import Store
 
 ROWS_PER_GROUP = 4_096
@@ -40,10 +48,18 @@ STATE_SCHEMA = pa.schema(
 class ParquetState:
     """The state files of one stream. A file is opened when it is first needed."""
 
-    def __init__(self, store: Store, stream: str, compression: str = "zstd") -> None:
+    def __init__(
+        self,
+        store: Store,
+        stream: str,
+        compression: str = "zstd",
+        file_bytes: int = DEFAULT_FILE_BYTES,
+    ) -> None:
         self.store = store
         self.stream = stream
         self.compression = compression
+        self.file_bytes = file_bytes
+        """A state file that has grown so large is finished."""
         self._open_files: dict[str, StateFile] = {}
         self._verified_files: set[tuple[str, str]] = set()
 
@@ -67,8 +83,12 @@ class ParquetState:
         if not searched_names:
             return present
         for file in files:
-            self._verify_digest(file)
-            present |= _find_names(self.store, file.path, searched_names)
+            if self.store.is_remote:
+                # Proving the file reads all of it, so that it may as well be kept for what follows.
+                present |= searched_names.intersection(self._open_file(file).names())
+            else:
+                self._verify_digest(file)
+                present |= _find_names(self.store, file.path, searched_names)
         return present
 
     def save(
@@ -77,21 +97,35 @@ class ParquetState:
         stem: str,
         sessions: Mapping[str, Session],
         files_to_merge: Iterable[File],
-    ) -> File:
-        """Write sessions on top of those of the files to be merged, row group by row group."""
+    ) -> tuple[File, ...]:
+        """Write sessions on top of those of the files to be merged, row group by row group. A file
+        that is large enough is finished, and the next one is begun.
+        """
         path = f"state/{partition}/{stem}.parquet"
-        writer = ParquetFileWriter(self.store, path, STATE_SCHEMA, self.compression)
+        files: list[File] = []
+        writer = self._file_writer(path)
+        for batch in self._rows_to_save(sessions, files_to_merge):
+            writer.add(batch, ROWS_PER_GROUP)
+            if writer.written_bytes >= self.file_bytes:
+                files += _finished(writer)
+                writer = self._file_writer(part_path(path, len(files)))
+        files += _finished(writer)
+        if not files:
+            raise_broken_promise("state is saved only where there is some", path=path)
+        return tuple(files)
+
+    def _file_writer(self, path: str) -> ParquetFileWriter:
+        return ParquetFileWriter(self.store, path, STATE_SCHEMA, self.compression)
+
+    def _rows_to_save(
+        self, sessions: Mapping[str, Session], files_to_merge: Iterable[File]
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of these sessions, and then of those that only the files have."""
         names = list(sessions)
         for begin in range(0, len(names), ROWS_PER_GROUP):
             group = names[begin : begin + ROWS_PER_GROUP]
-            batch = _pack_rows(group, [sessions[name] for name in group])
-            writer.add(batch, ROWS_PER_GROUP)
-        for batch in self._batches_of_unseen_sessions(tuple(files_to_merge), set(sessions)):
-            writer.add(batch, ROWS_PER_GROUP)
-        file = writer.finish()
-        if file is None:
-            raise_broken_promise("state is saved only where there is some", path=path)
-        return file
+            yield _pack_rows(group, [sessions[name] for name in group])
+        yield from self._batches_of_unseen_sessions(tuple(files_to_merge), set(sessions))
 
     def _batches_of_unseen_sessions(
         self,
@@ -127,8 +161,15 @@ class ParquetState:
 
     def _open_file(self, file: File) -> StateFile:
         if file.path not in self._open_files:
-            self._verify_digest(file)
-            self._open_files[file.path] = StateFile(self.store, file.path)
+            try:
+                if (file.path, file.digest) in self._verified_files:
+                    content = self.store.open(file.path)
+                else:
+                    content = open_proved(self.store, file)
+            except ChangedFileError as error:
+                raise self._damaged_file_error(file, str(error)) from None
+            self._verified_files.add((file.path, file.digest))
+            self._open_files[file.path] = StateFile(content)
         return self._open_files[file.path]
 
     def _verify_digest(self, file: File) -> None:
@@ -137,22 +178,25 @@ class ParquetState:
             return
         damage = describe_damage(self.store, file)
         if damage:
-            raise DamagedFileError(
-                f"state file {file.path}: {damage}",
-                path=file.path,
-                cause="the file was changed or lost after it was committed",
-                next=f"seriatim repair {self.stream}: it makes the file again from Kafka."
-                " Nothing was folded on top of it",
-            )
+            raise self._damaged_file_error(file, damage)
         self._verified_files.add((file.path, file.digest))
+
+    def _damaged_file_error(self, file: File, damage: str) -> DamagedFileError:
+        return DamagedFileError(
+            f"state file {file.path}: {damage}",
+            path=file.path,
+            cause="the file was changed or lost after it was committed",
+            next=f"seriatim repair {self.stream}: it makes the file again from Kafka."
+            " Nothing was folded on top of it",
+        )
 
 
 class StateFile:
     """One state file. Its rows are given out packed, also if the file is of before format 4."""
 
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, content: pa.NativeFile) -> None:
         # The file stays open as long as this object: row groups are read when they are asked for.
-        self._parquet = pq.ParquetFile(store.open(path), page_checksum_verification=True)
+        self._parquet = pq.ParquetFile(content, page_checksum_verification=True)
         self._is_packed = "packed" in self._parquet.schema_arrow.names
         self._names = self._parquet.read(columns=["session"]).column("session").combine_chunks()
         metadata = self._parquet.metadata
@@ -207,6 +251,11 @@ class StateFile:
             if not self._is_packed:
                 table = pack_columns_of_format_3(table)
             yield from table.to_batches()
+
+
+def _finished(writer: ParquetFileWriter) -> list[File]:
+    file = writer.finish()
+    return [] if file is None else [file]
 
 
 def _find_names(store: Store, path: str, searched_names: set[str]) -> set[str]:

@@ -42,6 +42,10 @@ STATUS_KEYS = (
     "partitions",
     "quarantined",
     "quarantined_count",
+    "sessions_max",
+    "holds",
+    "published",
+    "snapshot_requests",
     "gaps_open",
     "concerns",
 )

@@ -14,6 +14,7 @@ Next: storage/parquet.py writes Parquet files into a store; storage/delta_table.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import os
@@ -21,21 +22,22 @@ import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NamedTuple, Protocol
 
 import xxhash
 
-from seriatim.errors import SeriatimError, ensure
+from seriatim.errors import ConfigError, SeriatimError, ensure
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+BUCKET_SCHEME = re.compile(r"(?:(?P<store>\w+)\+)?(?P<scheme>s3|gs|abfss)://")
+"""How an address of a bucket begins. It may have the name of a store in front."""
 Buffer = bytes | bytearray | memoryview
 BLOCK_BYTES = 1 << 20
-OBJECT_STORE_SCHEME = "s3://"
 new_sha256 = hashlib.sha256
 """A bench replaces it, to measure what it costs."""
 DRAFT_TRIES_MAX = 5
@@ -68,6 +70,10 @@ class Sink(Protocol):
 
     def write(self, content: Buffer) -> int: ...
     def flush(self) -> None: ...
+    def tell(self) -> int:
+        """The number of bytes so far."""
+        ...
+
     def close(self) -> None:
         """Give up: the object does not come to be. After `finish` this does nothing."""
 
@@ -86,6 +92,12 @@ class Store(Protocol):
 
     url: str
     """The root, as Delta's library takes it."""
+    address: str
+    """The root, as `open_store` takes it, also in another process."""
+    is_remote: bool
+    """Whether each call is a request to a server. Then whoever works with the store saves requests:
+    it lists nothing that is not needed now, and reads an object once.
+    """
 
     def uri(self, key: str) -> str:
         """The address of an object as browsers take it, with its scheme."""
@@ -117,9 +129,19 @@ class Store(Protocol):
     def size(self, key: str) -> int | None:
         """The size in bytes; None if there is no such object."""
 
-    def keys(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def sizes(self, keys: Sequence[str]) -> list[int | None]:
+        """The size of each object, or None, in the order of the keys. A server is asked in parallel."""
+        ...
+
+    def keys(self, prefix: str, after: str = "") -> Iterator[tuple[str, int]]:
         """The objects whose keys begin with `prefix` (empty, or ending with "/"), with their sizes,
-        sorted by key.
+        sorted by key. With `after`, only those whose keys sort after it.
+        """
+        ...
+
+    def stamps(self, prefix: str) -> dict[str, str]:
+        """The objects right below a prefix, by key: a text that is another one when the content is.
+        So many objects are looked at by one request.
         """
         ...
 
@@ -151,6 +173,9 @@ class Store(Protocol):
         """Options that Delta's library needs for tables in this store."""
         ...
 
+    def refuse_if_unsafe(self) -> None:
+        """Refuse a store in which `create` overwrites, or in which this process cannot write."""
+
     def sync_delta_log(self, table: str, version: int | None = None) -> None:
         """Make the last commits of the Delta table at key `table` durable, before anything is written
         that relies on them: `version` and the one before it, or the newest ones.
@@ -163,8 +188,10 @@ class Store(Protocol):
 
 
 def open_store(output_path: str) -> Store:
-    """The store of an output path: a folder, or an address of a bucket like `s3://bucket/prefix`."""
-    if output_path.startswith(OBJECT_STORE_SCHEME):
+    """The store of an output path: a folder, or an address of a bucket like `s3://bucket/prefix`. An
+    address may begin with the name of its options: `lake+s3://bucket/prefix`.
+    """
+    if BUCKET_SCHEME.match(output_path):
         from seriatim.storage.object_store import open_object_store
 
         return open_object_store(output_path)
@@ -245,9 +272,12 @@ class LocalStore:
     folder with the name is synced after it.
     """
 
+    is_remote = False
+
     def __init__(self, root: Path) -> None:
         self.root = root
         self.url = str(root)
+        self.address = self.url
 
     def path(self, key: str) -> Path:
         """Where an object is, for tests."""
@@ -333,15 +363,34 @@ class LocalStore:
             return None
         return status.st_size if stat.S_ISREG(status.st_mode) else None
 
-    def keys(self, prefix: str) -> Iterator[tuple[str, int]]:
+    def sizes(self, keys: Sequence[str]) -> list[int | None]:
+        """The size of each object, or None."""
+        return [self.size(key) for key in keys]
+
+    def keys(self, prefix: str, after: str = "") -> Iterator[tuple[str, int]]:
         """The objects below a prefix, with their sizes, sorted by key."""
         found = []
         for path in self._files(prefix):
             if DRAFT_NAME.fullmatch(path.name):
                 continue
+            key = path.relative_to(self.root).as_posix()
+            if key <= after:
+                continue
             with suppress(FileNotFoundError):  # it was deleted meanwhile
-                found.append((path.relative_to(self.root).as_posix(), path.stat().st_size))
+                found.append((key, path.stat().st_size))
         return iter(sorted(found))
+
+    def stamps(self, prefix: str) -> dict[str, str]:
+        """A text for each file of a folder. A new content is a new file: drafts are renamed."""
+        stamps = {}
+        for path in self._files(prefix, nested=False):
+            if DRAFT_NAME.fullmatch(path.name):
+                continue
+            with suppress(FileNotFoundError):  # it was deleted meanwhile
+                status = path.stat()
+                key = path.relative_to(self.root).as_posix()
+                stamps[key] = f"{status.st_ino}-{status.st_size}-{status.st_mtime_ns}"
+        return stamps
 
     def folders(self, prefix: str) -> list[str]:
         """The names of folders in a folder."""
@@ -412,6 +461,9 @@ class LocalStore:
     def delta_options(self) -> dict[str, str]:
         """A local table needs none."""
         return {}
+
+    def refuse_if_unsafe(self) -> None:
+        """Nothing: a link never overwrites a name."""
 
     def sync_delta_log(self, table: str, version: int | None = None) -> None:
         """Sync the last commits of a Delta table to the disk.
@@ -521,9 +573,30 @@ def _link_without_overwriting(draft: Path, path: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
             raise
-        # A disk without hard links. The name is taken first, by an empty file.
-        path.open("xb").close()
-        draft.replace(path)
+        _rename_without_overwriting(draft, path)
+
+
+def _rename_without_overwriting(draft: Path, path: Path) -> None:
+    """The same on a disk without hard links, by a rename that refuses to overwrite: Python has none,
+    but Linux does. Taking the name first, by an empty file, would leave that file if the process
+    were killed in between.
+    """
+    current_folder = -100  # AT_FDCWD
+    no_replace = 1  # RENAME_NOREPLACE
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    code = errno.ENOSYS
+    if rename is not None:
+        names = (os.fsencode(draft), os.fsencode(path))
+        if rename(current_folder, names[0], current_folder, names[1], no_replace) == 0:
+            return
+        code = ctypes.get_errno()
+    if code not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):
+        raise OSError(code, os.strerror(code), str(draft), None, str(path))
+    raise ConfigError(
+        f"the disk of {path.parent} has neither hard links nor a rename that does not overwrite:"
+        " two runs could overwrite each other's files there",
+        next="give the stream an output path on another disk",
+    )
 
 
 def _sync_file(file: IO[bytes]) -> None:

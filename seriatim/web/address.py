@@ -22,6 +22,11 @@ def report_url(airflow_url: str, stream: str, sequence: int) -> str:
     return f"{airflow_url.rstrip('/')}{MOUNT}{path}"
 
 
+def runbook_url(airflow_url: str) -> str:
+    """The address of the runbook, for mails."""
+    return f"{airflow_url.rstrip('/')}{MOUNT}/runbook"
+
+
 def run_url(airflow_url: str, dag_id: str, run_id: str) -> str:
     """The address of a run's page, for tasks."""
     path = page_path("dag", dag_id, "run")

@@ -21,7 +21,7 @@ from msgspec import Struct
 from seriatim.errors import ConfigError, SeriatimError
 from seriatim.web import views
 from seriatim.web.read import PageReader
-from seriatim.web.render import static_file
+from seriatim.web.render import runbook_text, static_file
 
 SOURCE_POLICY = (
     "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'"
@@ -115,6 +115,10 @@ def _add_stream_pages(app: FastAPI, reader: PageReader, visitor_dependency: Any)
         statuses = [reader.stream_status(name) for name in names]
         page = views.render_streams_page(_mount_path(request), statuses, reader.clock())
         return _html_response(page)
+
+    @app.get("/runbook")
+    def runbook(request: Request, visitor: Visitor = visitor_dependency) -> Response:  # noqa: ARG001  # the gate comes first
+        return _html_response(views.render_runbook_page(_mount_path(request), runbook_text()))
 
     @app.get("/stream/{name}")
     def one_stream(request: Request, name: str, visitor: Visitor = visitor_dependency) -> Response:

@@ -20,11 +20,11 @@ from msgspec import Struct
 from seriatim import stream_files
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.ledger.entries import VerdictEntry
-from seriatim.ledger.manifests import Manifest
-from seriatim.ledger.model import Ledger
+from seriatim.ledger.manifests import WITNESS_KEY, Manifest
+from seriatim.ledger.model import EntryMark, Ledger
 from seriatim.operations.report import report_key
 from seriatim.operations.status import StreamStatus, stream_status_now
-from seriatim.storage.status_file import StatusFiles
+from seriatim.storage.status_file import STATUS_FILE, StatusFiles
 from seriatim.storage.store import Store, open_store
 from seriatim.stream import STREAM_NAME
 from seriatim.stream_files import StreamFile
@@ -70,8 +70,14 @@ class PageReader:
         """By stream: the content of its file, and what was loaded from it."""
         self._ledgers = OrderedDict[str, tuple[str, Ledger | None]]()
         """By output folder and stream: the hash of the last manifest, and its ledger."""
+        self._looks = OrderedDict[
+            str, tuple[tuple[str, str], tuple[StreamStatus | None, EntryMark | None]]
+        ]()
+        """By output folder and stream, of streams in a bucket: the stamps of status file and witness,
+        and what is in them.
+        """
         self._lock = Lock()
-        """Guards both caches: the web server answers requests in several threads."""
+        """Guards the caches: the web server answers requests in several threads."""
 
     def stream_names(self) -> list[str]:
         """The names of all streams."""
@@ -85,14 +91,16 @@ class PageReader:
         try:
             file = self.stream_file(name)
             files = self._status_files(file)
-            status = files.read_status()
-            witness = files.witness()
+            status, witness = self._status_and_witness(files)
             ledger = None
             # The manifest is only read if entries were committed since the status was written.
             if witness is not None and (status is None or status.sequence != witness.sequence):
                 ledger = self._last_ledger(files)
         except (OSError, SeriatimError) as error:
-            return StreamStatus(stream=name, verdict="unknown", trouble=str(error))
+            trouble = str(error)
+            if isinstance(error, SeriatimError) and error.next:
+                trouble = f"{trouble}. Next: {error.next}"
+            return StreamStatus(stream=name, verdict="unknown", trouble=trouble)
         return stream_status_now(name, file.stream.tier, status, ledger, self.clock())
 
     def stream_history(self, name: str) -> StreamHistory:
@@ -177,6 +185,21 @@ class PageReader:
         content = path.read_bytes()
         return self._cached(
             self._files, name, content, lambda: stream_files.load_stream(name, self.folder)
+        )
+
+    def _status_and_witness(
+        self, files: StatusFiles
+    ) -> tuple[StreamStatus | None, EntryMark | None]:
+        """The status at the last look, and the last entry. In a bucket one request tells whether they
+        are still those that were read before.
+        """
+        if not files.store.is_remote:
+            return files.read_status(), files.witness()
+        stamps = files.store.stamps("")
+        stamp = (stamps.get(STATUS_FILE, ""), stamps.get(WITNESS_KEY, ""))
+        cache_key = f"{files.store.url}#{files.stream}"
+        return self._cached(
+            self._looks, cache_key, stamp, lambda: (files.read_status(), files.witness())
         )
 
     @staticmethod

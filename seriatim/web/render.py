@@ -16,18 +16,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 from msgspec import Struct
 
 from seriatim import __version__
-from seriatim.engine.findings import format_duration, shorten
+from seriatim.engine.findings import count_of, format_duration, runbook_row, shorten
 from seriatim.ledger.model import Account
 from seriatim.operations.report import PageTable, PartitionBar
-from seriatim.operations.status import PartitionStatus, StreamStatus, Tone, time_tone
-from seriatim.web.address import page_path
+from seriatim.operations.status import (
+    PartitionStatus,
+    StreamStatus,
+    Tone,
+    describe_hold,
+    time_tone,
+)
+from seriatim.web.address import MOUNT, page_path
 
 FOLDER = Path(__file__).parent
+RUNBOOK_FILE = FOLDER.parent.parent / "docs" / "RUNBOOK.md"
 PAGE_TEXT_MAX = 500
 """Characters of one text on a page, at most."""
 PAGE_ROWS_MAX = 500
@@ -37,6 +45,8 @@ CLOCK_SKEW_SECONDS = 60.0
 STALE_SECONDS = 900.0
 """An older observation of Kafka is pointed out: nothing runs or watches the stream."""
 URGENT_CONCERNS = ("halted", "circuit", "time left", "run")
+REPAIRABLE_CONCERNS = ("halted", "swapped")
+"""Concerns for which the repair DAG is offered."""
 STRIP_CELL_WIDTH = 10
 STRIP_HEIGHT = 16
 STRIP_CELLS_MIN = 8
@@ -60,6 +70,14 @@ def static_file(name: str) -> bytes:
     return (FOLDER / "static" / name).read_bytes()
 
 
+def runbook_text() -> str:
+    """The runbook of the project; empty if it is not on this host."""
+    try:
+        return RUNBOOK_FILE.read_text()
+    except OSError:
+        return ""
+
+
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -73,14 +91,18 @@ def _environment() -> Environment:
     environment.globals.update(
         page_path=page_path,
         rows_max=PAGE_ROWS_MAX,
+        repairable_concerns=REPAIRABLE_CONCERNS,
         urgent_concerns=URGENT_CONCERNS,
         version=__version__,
     )
     environment.filters.update(
         age=render_age,
         column_styles=_column_styles,
-        count=_count_with_noun,
+        count=count_of,
+        airflow_path=_airflow_path,
         facts=_stream_facts,
+        form_values=_form_values,
+        hold=describe_hold,
         kafka_note=_kafka_note,
         lines=_shorten_lines,
         log_bar=log_bar,
@@ -88,6 +110,7 @@ def _environment() -> Environment:
         number=render_number,
         offset=_render_offset,
         report_bar=report_bar,
+        row_id=runbook_row,
         snapshot_distance=_snapshot_distance,
         strip=partition_strip,
         time_left=_time_left_of,
@@ -117,10 +140,6 @@ def _shorten_lines(text: str, lines_max: int) -> Whole:
     """The first lines of a text, each of them shortened by itself."""
     lines = text.splitlines()[:lines_max]
     return Whole("\n".join(shorten(line, PAGE_TEXT_MAX) for line in lines))
-
-
-def _count_with_noun(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _column_styles(table: PageTable) -> list[str]:
@@ -204,9 +223,26 @@ def _time_tone_of(partition: PartitionStatus | None) -> Tone:
 
 def _stream_facts(status: StreamStatus) -> str:
     """What a stream is, in a line below its name."""
+    if not status.partitions and not status.trouble:
+        # Only a run writes down which topics there are, and none has found one.
+        return f"tier {status.tier} · waiting for topics, or for its first run"
     topics = len({partition.topic for partition in status.partitions})
-    topic_count = _count_with_noun(topics, "topic")
-    return f"tier {status.tier} · {topic_count}, {len(status.partitions)} partitions"
+    topic_count = count_of(topics, "topic")
+    partition_count = count_of(len(status.partitions), "partition")
+    return f"tier {status.tier} · {topic_count}, {partition_count}"
+
+
+def _airflow_path(base: str) -> str:
+    """The path of Airflow, below which the app is mounted."""
+    return base.removesuffix(MOUNT)
+
+
+def _form_values(stream: str, partition: str) -> str:
+    """What to put into the form of the repair DAG, as JSON."""
+    values = {"stream": stream}
+    if partition:
+        values["partition"] = partition
+    return msgspec.json.encode(values).decode()
 
 
 def _kafka_note(status: StreamStatus, now_seconds: float) -> str:
@@ -249,7 +285,7 @@ def partition_strip(status: StreamStatus) -> Strip:
         path_by_tone[tone] = path_by_tone.get(tone, "") + rectangle
     halted = sum(partition.halt is not None for partition in partitions)
     return Strip(
-        description=f"{len(partitions)} partitions, {halted} halted",
+        description=f"{count_of(len(partitions), 'partition')}, {halted} halted",
         width=max(len(partitions), STRIP_CELLS_MIN) * STRIP_CELL_WIDTH,
         height=STRIP_HEIGHT,
         paths=sorted(path_by_tone.items()),

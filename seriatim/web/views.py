@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.engine.files import File
-from seriatim.engine.findings import Finding
+from seriatim.engine.findings import FindingGroup, group_findings
 from seriatim.ledger.entries import (
     Entry,
     HoldEntry,
@@ -37,6 +37,7 @@ from seriatim.operations.status import (
     PartitionStatus,
     StreamStatus,
     Tone,
+    group_quarantined,
     time_tone,
     urgent_first,
 )
@@ -50,6 +51,7 @@ from seriatim.web.render import (
     render_template,
     render_time_left,
 )
+from seriatim.web.runbook import parse_runbook
 
 PARTITIONS_SHOWN = 500
 FINDINGS_SHOWN = 20
@@ -83,7 +85,7 @@ PARTITION_COLUMNS = [
     ("snapshot distance", NUMBER),
     ("state", ""),
 ]
-SESSION_COLUMNS = [("session", ""), ("partition", ""), ("since offset", NUMBER), ("finding", "")]
+SESSION_COLUMNS = [("session", ""), ("partition", ""), ("since offset", NUMBER), ("in Kafka", "")]
 ENTRY_COLUMNS = [
     ("entry", NUMBER),
     ("kind", ""),
@@ -201,6 +203,7 @@ def render_stream_page(base: str, stream_history: StreamHistory, now_seconds: fl
         trouble=stream_history.trouble,
         findings=findings[:FINDINGS_SHOWN],
         findings_not_shown=len(findings) - FINDINGS_SHOWN,
+        session_groups=group_quarantined(status.quarantined),
         session_columns=SESSION_COLUMNS,
         sessions_max=SESSIONS_SHOWN,
     )
@@ -241,12 +244,20 @@ def _stream_cards(status: StreamStatus, ledger: Ledger | None, now_seconds: floa
     ]
 
 
-def _findings_of(manifests: Sequence[Manifest]) -> list[tuple[int, Finding]]:
-    """The findings of entries, each with the number of its entry."""
-    findings: list[tuple[int, Finding]] = []
+class EntryFindings(Struct, frozen=True):
+    """The findings of one entry that have the same kind and cause."""
+
+    sequence: int
+    group: FindingGroup
+
+
+def _findings_of(manifests: Sequence[Manifest]) -> list[EntryFindings]:
+    """The findings of entries in groups, each with the number of its entry."""
+    findings: list[EntryFindings] = []
     for manifest in manifests:
         sequence = manifest.entry.sequence
-        findings += [(sequence, finding) for finding in manifest.entry.findings]
+        groups = group_findings(manifest.entry.findings)
+        findings += [EntryFindings(sequence, group) for group in groups]
     return findings
 
 
@@ -420,6 +431,18 @@ def render_run_page(
         chart=rate_chart(rows),
         findings=findings[:FINDINGS_SHOWN],
         findings_not_shown=len(findings) - FINDINGS_SHOWN,
+    )
+
+
+def render_runbook_page(base: str, text: str) -> str:
+    """The runbook, whose rows mails link to."""
+    return render_template(
+        "runbook.html",
+        base=base,
+        title="Runbook",
+        crumbs=[("Streams", "/")],
+        subtitle="",
+        blocks=parse_runbook(text),
     )
 
 

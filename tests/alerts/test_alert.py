@@ -410,3 +410,46 @@ def test_only_the_ledger_ends_a_repair_of_what_no_look_shows(
     watcher.look()
     assert (REPAIR not in watcher.outbox.alert_state().open_incidents) is is_over
     assert len(watcher.post.mails) == 1 + is_over
+
+
+def test_a_mail_before_the_end_of_its_run_is_followed_by_the_links(hurt: Watcher) -> None:
+    """Once, as an answer to the first mail; runs without links have nothing to add."""
+    hurt.look()
+    (first,) = hurt.post.mails
+    now = hurt.made.clock.now_seconds()
+    task = Note(kind="task", at_seconds=now, run="r1", exit_code=3, text=WHY, error=KIND)
+    hurt.outbox.add_note(task)
+    links = {"run": "http://localhost:8080/dags/s/runs/r1"}
+    hurt.outbox.add_note(Note(kind="failed", at_seconds=now, run="r1", links=links))
+    for _ in range(3):
+        hurt.look()
+    first_again, followed = hurt.post.mails
+    assert first_again == first
+    assert (followed.subject, followed.follows) == (f"Re: {first.subject}", first.id)
+    assert "http://localhost:8080/dags/s/runs/r1" in followed.text
+
+
+def test_a_mail_that_could_not_be_stored_keeps_its_id(hurt: Watcher) -> None:
+    """Until the outbox has space it is sent with every look. Whoever counts ids counts one."""
+
+    def refuse(_state: AlertState, _version: int) -> int:
+        raise PlatformError("no space")
+
+    store_state = hurt.outbox.put_alert_state
+    hurt.outbox.put_alert_state = refuse  # type: ignore[method-assign]
+    for _ in range(3):
+        with pytest.raises(PlatformError, match="no space"):
+            hurt.look()
+        hurt.made.clock.sleep(HOUR)
+    hurt.outbox.put_alert_state = store_state  # type: ignore[method-assign]
+    hurt.look()
+    assert len(hurt.post.mails) == 4
+    assert len({mail.id for mail in hurt.post.mails}) == 1
+
+
+def test_the_same_trouble_at_another_time_is_another_mail(hurt: Watcher) -> None:
+    """A partition that halts again at the same offset is told again, under another id."""
+    hurt.look()
+    repaired(hurt.made)
+    hurt.look()
+    assert len({mail.id for mail in hurt.post.mails}) == len(hurt.post.mails)

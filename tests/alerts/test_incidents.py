@@ -261,9 +261,9 @@ def test_a_failure_by_findings_that_nobody_could_read_is_told() -> None:
     assert fresh.desk.open_incidents == {}
 
 
-def test_a_slip_in_a_form_is_told_and_opens_nothing() -> None:
-    """Each once: whoever triggered it knows; nobody is reminded, and nothing is over. A bad file is
-    an incident.
+def test_a_slip_in_a_form_is_told_to_nobody_and_opens_nothing() -> None:
+    """Whoever triggered it sees it: no mail comes, also not together with other news; nobody is
+    reminded, and nothing is over. A bad file is an incident.
     """
     post = Post()
     for number in range(2):
@@ -274,8 +274,11 @@ def test_a_slip_in_a_form_is_told_and_opens_nothing() -> None:
             is_form_error=True,
             text="ConfigError: until: 4 is not after from",
         )
-        assert post.look(after=60, notes=[*post.note(), *said]).failed_runs, number
+        assert not post.look(after=60, notes=[*post.note(), *said]), number
         assert post.desk.open_incidents == {}
+    with_news = post.look(HALTED, after=60, notes=[*post.note(), *said])
+    assert (with_news.new_concerns, with_news.failed_runs) == ([HALTED], [])
+    assert post.look(after=60, notes=[*post.note(), *said]).recovered_runs == []
     assert not post.look(after=13 * HOUR)
     said = post.note("task", task="plan", exit_code=2, text="ConfigError: s.toml: topics")
     assert post.look(notes=[*post.note(), *said]).failed_runs

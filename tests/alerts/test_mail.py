@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
 from msgspec.structs import replace
 
 from seriatim.alerts.incidents import Alert, Incident, Note
-from seriatim.alerts.mail import FINDINGS_LISTED_MAX, MailContext, compose_mail
+from seriatim.alerts.mail import GROUPS_LISTED_MAX, MailContext, compose_mail
 from seriatim.engine.findings import Concern, Finding
+from seriatim.operations.missing_messages import MissingMessage
+from seriatim.operations.status import (
+    HaltStatus,
+    PartitionStatus,
+    QuarantinedSession,
+    StreamStatus,
+)
 
 PLACE = MailContext(stream="orders", to=("ops@example.org",), airflow_url="http://localhost:8080/")
 GAP = Finding(
@@ -57,7 +68,8 @@ def test_a_finding_says_all_that_a_person_needs() -> None:
 def test_what_can_be_left_behind_is_said_for_the_form_as_well() -> None:
     """Of an expired range or a poisonous message; no other finding has that way out."""
     mail = compose_mail(Alert(findings=[replace(GAP, finding="expired")]), PLACE, 0.0)
-    assert '"partition":"prefix-a/3"}, or with forward checked to go on without it\n' in mail.text
+    assert '"partition":"prefix-a/3"}\n' in mail.text
+    assert "or with forward checked to go on without it\n" in mail.text
 
 
 def test_messages_that_are_gone_have_no_time_left() -> None:
@@ -127,6 +139,27 @@ def test_an_end_asks_for_nothing() -> None:
     assert "repair it" not in mail.text
 
 
+@pytest.mark.parametrize(
+    ("timezone", "since", "until"),
+    [
+        ("UTC", "2026-03-29 00:59 UTC", "2026-03-29 01:01 UTC"),
+        ("Europe/Berlin", "2026-03-29 01:59+01:00", "2026-03-29 03:01+02:00"),
+        ("Asia/Kathmandu", "2026-03-29 06:44+05:45", "2026-03-29 06:46+05:45"),
+    ],
+)
+def test_times_are_in_the_zone_of_the_recipients(timezone: str, since: str, until: str) -> None:
+    """With their offset from UTC, so that nobody guesses; also over the change of clocks."""
+    at_seconds = datetime(2026, 3, 29, 0, 59, tzinfo=UTC).timestamp()
+    context = replace(PLACE, timezone=timezone)
+    concern = Concern(kind="late", text="x", next="y")
+    incident = Incident(concern=concern, since_seconds=at_seconds)
+    finding = replace(GAP, time_left_seconds=120)
+    alert = Alert(findings=[finding], reminded_incidents=[incident])
+    mail = compose_mail(alert, context, at_seconds)
+    assert f"from {until} on, Kafka deletes" in mail.text
+    assert f"since      {since}, " in mail.text
+
+
 def test_a_reminder_says_what_to_do_again() -> None:
     """Each thing that is open, with its command."""
     concern = Concern(kind="circuit", text="publishing waits", next="seriatim accept")
@@ -146,12 +179,161 @@ def test_what_users_wrote_does_not_become_html_or_headers() -> None:
     assert "\n" not in mail.subject
 
 
-def test_a_flood_is_cut() -> None:
-    """Twenty findings are shown, the rest are counted."""
-    mail = compose_mail(Alert(findings=[GAP] * (FINDINGS_LISTED_MAX + 5)), PLACE, 0.0)
-    assert "and 24 more" in mail.subject
-    assert mail.text.count("GapError: orders") == FINDINGS_LISTED_MAX
-    assert "5 more findings" in mail.text
+def test_ninety_findings_are_put_into_groups() -> None:
+    """Each kind and cause has one section, with the first of its findings and how many there are."""
+    gaps = [replace(GAP, offset=offset) for offset in range(60)]
+    poison = replace(GAP, finding="poison", session="s", cause="no JSON")
+    mail = compose_mail(Alert(findings=[*gaps, *[poison] * 30]), PLACE, 0.0)
+    assert "and 89 more" in mail.subject
+    assert "60 findings of the same kind, first GapError: orders prefix-a/3: gap" in mail.text
+    assert "30 findings of the same kind, first PoisonError: orders prefix-a/3: poison" in mail.text
+    assert "prefix-a/3 at offset 4 and 55 more" in mail.text
+    assert len(mail.text.splitlines()) < 60
+
+
+def test_many_causes_are_cut() -> None:
+    """No mail has more groups than a person can read."""
+    kinds = ["cause " + "x" * number for number in range(GROUPS_LISTED_MAX + 5)]
+    findings = [replace(GAP, cause=cause) for cause in kinds]
+    mail = compose_mail(Alert(findings=findings), PLACE, 0.0)
+    assert "5 more kinds and causes" in mail.text
+
+
+def test_where_to_paste_is_said() -> None:
+    """Airflow has no address that fills in the form, so the mail says how to get there."""
+    mail = compose_mail(Alert(findings=[GAP]), PLACE, 0.0)
+    for said in (
+        "open http://localhost:8080/dags/seriatim_repair, press Trigger, open Advanced Options",
+        "Configuration JSON",
+        "docker compose exec scheduler bash",
+    ):
+        assert said in mail.text
+
+
+@pytest.mark.parametrize(
+    ("airflow_url", "expected"),
+    [
+        ("http://localhost:8080/", "http://localhost:8080/seriatim/runbook#sequence-gap"),
+        ("", "docs/RUNBOOK.md, the row of `sequence gap`"),
+    ],
+)
+def test_each_finding_links_to_its_row_in_the_runbook(airflow_url: str, expected: str) -> None:
+    """In Airflow as a link, else by its name."""
+    finding = replace(GAP, finding="sequence gap", session="s")
+    runbook_url = f"{airflow_url}seriatim/runbook" if airflow_url else ""
+    place = replace(PLACE, airflow_url=airflow_url, runbook_url=runbook_url)
+    mail = compose_mail(Alert(findings=[finding]), place, 0.0)
+    assert expected in mail.text
+
+
+LOST = MissingMessage(sequence=7, searched_until=99, is_end_reached=True)
+SWAP = MissingMessage(sequence=7, searched_until=41340, is_end_reached=False, arrived_offset=41339)
+
+
+def status_with(missing: MissingMessage | None = None, **fields: Any) -> StreamStatus:
+    """A stream with one session in quarantine, in one of two partitions."""
+    session = QuarantinedSession(
+        session="s",
+        topic="prefix-a",
+        partition=3,
+        offset=41337,
+        finding="sequence gap",
+        missing=missing,
+    )
+    partitions = [PartitionStatus(topic="prefix-a", partition=number) for number in (3, 4)]
+    status = StreamStatus(
+        stream="orders",
+        sequence=12,
+        checked=11,
+        published=10,
+        partitions=partitions,
+        quarantined=[session],
+        quarantined_count=1,
+        sessions_max=240,
+    )
+    return replace(status, **fields)
+
+
+def mail_about(finding: Finding, status: StreamStatus) -> str:
+    """The text of the mail about a finding."""
+    return compose_mail(Alert(findings=[finding]), replace(PLACE, status=status), 0.0).text
+
+
+def test_every_mail_says_how_bad_it_is() -> None:
+    """How many sessions of how many, that the rest went on and was published, whether the producer
+    was asked, how urgent it is, and what happens if nobody acts.
+    """
+    finding = replace(GAP, finding="sequence gap", session="s", time_left_seconds=None)
+    text = mail_about(finding, status_with(LOST))
+    for said in (
+        "1 of at most 240 sessions in quarantine",
+        "went on: folded up to entry 12, checked up to entry 11, published up to entry 10",
+        "not asked for snapshots: `snapshot_requests` is not set in the stream file",
+        "no: Kafka deletes nothing that is needed",
+        "keep their last good rows until their next snapshot",
+    ):
+        assert said in text
+    asked = status_with(LOST, snapshot_requests="requests")
+    assert "runs ask it for snapshots, on topic requests" in mail_about(finding, asked)
+
+
+def test_a_partition_that_waits_is_urgent() -> None:
+    """Kafka deletes what it has not folded, and the mail says when."""
+    halted = PartitionStatus(
+        topic="prefix-a",
+        partition=3,
+        halt=HaltStatus("gap", 41333),
+        time_left_seconds=7200,
+    )
+    status = status_with(quarantined=[], quarantined_count=0, partitions=[halted], circuit="open")
+    text = mail_about(GAP, status)
+    assert "1 of 1 partition waits for a person, output that failed its check" in text
+    assert "act before 1970-01-01 02:00 UTC, in 2 h 0 min" in text
+    assert "what Kafka deletes meanwhile is lost" in text
+    assert "nothing newer is published until the check is settled" in text
+
+
+def test_an_end_is_not_bad() -> None:
+    """What is over needs no judgement."""
+    concern = Concern(kind="halted", location="a/0", text="halted at 3", next="repair it")
+    alert = Alert(closed_incidents=[Incident(concern=concern, since_seconds=0.0)])
+    mail = compose_mail(alert, replace(PLACE, status=status_with(LOST)), 0.0)
+    assert "How bad it is" not in mail.text
+    assert "Where to type" not in mail.text
+
+
+def test_a_message_that_never_came_offers_no_refold() -> None:
+    """Neither as a command nor in Airflow's form: a snapshot or a release helps."""
+    finding = replace(GAP, finding="sequence gap", session="s")
+    text = mail_about(finding, status_with(LOST))
+    assert "sequence 7 is not in Kafka, up to the end of the log at offset 99" in text
+    assert 'seriatim quarantine release orders s --topic prefix-a/3 --because "…"' in text
+    assert "ask its producer for a snapshot" in text
+    assert "seriatim repair" not in text
+    assert "seriatim_repair" not in text
+
+
+def test_a_swap_is_told_as_a_swap() -> None:
+    """In the subject too, with the repair that puts the messages into order."""
+    finding = replace(GAP, finding="sequence gap", session="s")
+    place = replace(PLACE, status=status_with(SWAP))
+    mail = compose_mail(Alert(findings=[finding]), place, 0.0)
+    assert mail.subject.endswith("at offset 41337, messages were swapped")
+    assert "sequence 7 came later, at offset 41339: messages were swapped" in mail.text
+    assert "seriatim repair orders --partition prefix-a/3 --session s --apply" in mail.text
+    assert "seriatim_repair" in mail.text
+
+
+def test_runs_that_succeed_again_are_called_so() -> None:
+    """`over: run` would say nothing."""
+    concern = Concern(kind="run", text="PlatformError: no broker", next="")
+    mail = compose_mail(
+        Alert(closed_incidents=[Incident(concern=concern, since_seconds=0.0)]), PLACE, 3600.0
+    )
+    assert (
+        mail.subject
+        == "[seriatim] orders: over: runs succeed again (before: PlatformError: no broker)"
+    )
 
 
 def test_without_airflow_there_are_no_links() -> None:

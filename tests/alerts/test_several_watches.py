@@ -19,11 +19,10 @@ from seriatim.storage.store import Buffer
 
 PLACE = MailContext(stream="s", to=("ops@example.org",))
 HALTED = Concern(kind="halted", location="in-a/0", text="a gap", next="repair it")
-# It is mailed once and opens no incident: nothing but the note itself tells whether it was mailed.
-FORM = Note(
-    kind="task", at_seconds=0.0, run="r1", task="plan", text="no such topic", is_form_error=True
-)
-FORM_RUN = Note(kind="failed", at_seconds=0.0, run="r1", text="the run failed")
+# A run that failed, and a good one after it before anybody looked. Both are mailed together, once, and
+# open no incident: nothing but the notes themselves tells whether they were mailed.
+FAILED_RUN = Note(kind="failed", at_seconds=0.0, run="r1", text="the run failed")
+GOOD_RUN = Note(kind="good", at_seconds=1.0, run="r2")
 STEPS_MAX = 40
 
 Hook = Callable[[], None]
@@ -77,7 +76,7 @@ class World:
 
     def __init__(self) -> None:
         self.store, self.clock, self.mails = MemoryStore(), MemoryClock(), list[Mail]()
-        for note in (FORM, FORM_RUN):
+        for note in (FAILED_RUN, GOOD_RUN):
             self.outbox().add_note(note)
 
     def outbox(self, store: MemoryStore | None = None) -> StoreOutbox:

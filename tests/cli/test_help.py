@@ -68,11 +68,11 @@ def test_help_shows_the_commands_in_groups() -> None:
     names = {title: groups[f"{title}:"] for title in cli.COMMANDS}
     assert names == {
         "Run": ["compact", "plan", "publish", "run"],
-        "Look": ["gaps", "report", "status", "top", "version", "watch"],
+        "Look": ["gaps", "report", "status", "streams", "top", "topics", "version", "watch"],
         "Prove": ["check", "verify"],
         "Repair and decide": ["accept", "backfill", "quarantine", "rebuild", "repair", "retire"],
         "Hunt": ["bisect", "diff", "explain", "replay", "state", "trace"],
-        "Set up": ["doctor", "jars", "kafka", "produce", "s3"],
+        "Set up": ["doctor", "jars", "kafka", "new", "produce", "s3"],
     }
 
 

@@ -61,7 +61,7 @@ def test_a_refused_ledger_does_not_hide_the_others(
     (lake / "head.json").write_text('{"sequence": 4, "sha256": "x"}')
     assert ended("status") == 3
     shown, told = capsys.readouterr()
-    assert "worse: new" in shown
+    assert "worse: waiting for topics" in shown
     assert "IntegrityError: good: there is no ledger" in told
 
 

@@ -60,7 +60,7 @@ def test_all_is_well_is_exit_0(made: MemoryStream, capsys: pytest.CaptureFixture
     assert code("watch", "--once") == 0
     assert (
         capsys.readouterr().out
-        == "1970-01-01T00:00:00Z s: good · 1 partitions · lag 0 · no message is in danger\n"
+        == "1970-01-01T00:00:00Z s: good · 1 partition · lag 0 · no message is in danger\n"
     )
 
 

@@ -15,8 +15,22 @@ from typing import Any
 from msgspec import Struct
 
 from seriatim.engine.decoding import Decoder, JsonDecoder
+from seriatim.formats.avro import AvroDecoder
 from seriatim.formats.debezium import DebeziumDecoder
+from seriatim.formats.json_schema import JsonSchemaDecoder
+from seriatim.formats.protobuf import ProtobufDecoder
+from seriatim.memory import MemorySchemas
+from tests.formats.schema_values import (
+    PROTO,
+    UPDATE_SCHEMA,
+    avro_value,
+    descriptors_of,
+    protobuf_value,
+    shop_file,
+)
 
+RECORD = {"seq": 1, "id": "a", "price": 1.5, "size": 10}
+SMALL_RECORD = {"seq": 2, "id": "", "price": 0.0, "size": 0}
 STREAMS_PAGE = Path(__file__).parents[2] / "docs" / "STREAMS.md"
 
 
@@ -27,6 +41,10 @@ class Update(Struct, tag_field="type", tag="update"):
     id: str
     price: float
     size: int
+
+
+UPDATE = Update(1, "a", 1.5, 10)
+SMALL_UPDATE = Update(2, "", 0.0, 0)
 
 
 class DecoderCase(Struct, frozen=True):
@@ -116,4 +134,59 @@ def cases(folder: Path) -> list[DecoderCase]:
             b'{"schema":' + b'{"fields":[' * 100_000: "nested too deeply|DecodeError",
         },
     )
-    return [json_case, comma_case, debezium_case]
+    return [json_case, comma_case, debezium_case, *registry_cases()]
+
+
+def registry_cases() -> list[DecoderCase]:
+    """The formats whose messages name their schema in a registry."""
+    schemas = MemorySchemas()
+    header = schemas.register(UPDATE_SCHEMA)
+    other_header = schemas.register({**UPDATE_SCHEMA, "name": "other"})
+    avro = avro_value(header, UPDATE_SCHEMA, RECORD)
+    wrong_id = b"\x00\x00\x00\x00\x63"
+    avro_case = DecoderCase(
+        name="avro",
+        decoder=AvroDecoder(schemas),
+        good={avro: UPDATE, avro_value(header, UPDATE_SCHEMA, SMALL_RECORD): SMALL_UPDATE},
+        wrong={
+            avro[:-1]: "wrong schema: the value ends too early",
+            avro + b"\x00": "wrong schema: 1 bytes are left",
+            avro_value(other_header, UPDATE_SCHEMA, RECORD): "wrong schema: Invalid value 'other'",
+            wrong_id + avro[5:]: "unknown schema id 99",
+            b'{"type":"update","seq":1}': "begins with 0x7b",
+            header + b"\x02\x06\xff\xff\xff": "wrong schema",
+            header + b"\xff" * 20: "wrong schema",
+        },
+    )
+    proto_header = schemas.register(PROTO, kind="PROTOBUF")
+    descriptors = descriptors_of(shop_file())
+    protobuf = protobuf_value(proto_header, b"\x02\x02", descriptors, "shop.update", **RECORD)
+    small = protobuf_value(proto_header, b"\x02\x02", descriptors, "shop.update", **SMALL_RECORD)
+    protobuf_case = DecoderCase(
+        name="protobuf",
+        decoder=ProtobufDecoder(schemas, descriptors),
+        good={protobuf: UPDATE, small: SMALL_UPDATE},
+        wrong={
+            protobuf[:-1]: "wrong schema",
+            proto_header + b"\x02\x04": r"wrong schema: it has no message at \[2\]",
+            proto_header + b"\x00\x0a\x01a": "wrong schema: .*other",
+            proto_header + b"\x01": "has -1 numbers",
+            proto_header + b"\x80": "ends before its message begins",
+            wrong_id + protobuf[5:]: "unknown schema id 99",
+            header + protobuf[5:]: "it is AVRO, not PROTOBUF",
+        },
+    )
+    json_header = schemas.register("{}", kind="JSON")
+    json = json_header + b'{"type":"update","seq":1,"id":"a","price":1.5,"size":10}'
+    json_schema_case = DecoderCase(
+        name="json-schema",
+        decoder=JsonSchemaDecoder(schemas),
+        good={json: UPDATE},
+        wrong={
+            json[:-1]: "not JSON",
+            json[5:]: "begins with 0x7b",
+            wrong_id + json[5:]: "unknown schema id 99",
+            header + json[5:]: "it is AVRO, not JSON",
+        },
+    )
+    return [avro_case, protobuf_case, json_schema_case]

@@ -17,7 +17,7 @@ from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.storage.derived_tables import DeltaDerived
 from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.state_files import ParquetState
-from seriatim.storage.store import LocalStore
+from seriatim.storage.store import Store, open_store
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream, OpenMemoryStream
 
@@ -27,19 +27,19 @@ COLUMNS = {"id": "string", "v": "int64", "at": "timestamp", "cost": "decimal(9,2
 class DiskFiles(ParquetRecords, ParquetState):
     """Record and state files in one, as the fake has them."""
 
-    def __init__(self, root: Path, columns: dict[str, str], leave_out: tuple[str, ...]) -> None:
-        ParquetRecords.__init__(self, LocalStore(root), columns, "zstd", leave_out)
-        ParquetState.__init__(self, LocalStore(root), "s")
+    def __init__(self, store: Store, columns: dict[str, str], leave_out: tuple[str, ...]) -> None:
+        ParquetRecords.__init__(self, store, columns, "zstd", leave_out)
+        ParquetState.__init__(self, store, "s")
 
 
 class DiskStream(MemoryStream):
-    """A stream of rows over topics in-…, whose output lies below `root`."""
+    """A stream of rows over topics in-…, whose output lies below `root`, or at `url` in a bucket."""
 
     def __init__(
-        self, root: Path, *, output_partitions: tuple[str, ...] = (), **fields: Any
+        self, root: Path, *, url: str = "", output_partitions: tuple[str, ...] = (), **fields: Any
     ) -> None:
         table = TableSettings(key=("id",), columns=COLUMNS, before=True)
-        output = OutputSettings(path=str(root), partition_by=output_partitions)
+        output = OutputSettings(path=url or str(root), partition_by=output_partitions)
         stream_fields = {
             "name": "s",
             "sequence": "seq",
@@ -57,8 +57,8 @@ class DiskStream(MemoryStream):
     def _open(self) -> None:
         """Open files and ledger, as a new process does."""
         columns, parts = self.runner.columns, self.stream.output.partition_by
-        self.files: Any = DiskFiles(self.root, columns, parts)
-        store = LocalStore(self.root)
+        store = open_store(self.stream.output.path)
+        self.files: Any = DiskFiles(store, columns, parts)
         self.ledger: Any = DeltaLedger(store, record_schema(columns), parts)
         self.derived: Any = DeltaDerived(store, "zstd")
 

@@ -92,10 +92,10 @@ def test_every_session_comes_once_and_newest(kind: str, tmp_path: Path) -> None:
     files: Any = MemoryFiles(COLUMNS)
     if kind != "memory":
         files = ParquetState(LocalStore(tmp_path), "s")
-    first = files.save(
+    (first,) = files.save(
         A3, "0-0-a", {f"s{i}": Session(state_bytes=b"old", timestamp=1) for i in range(5)}, ()
     )
-    second = files.save(A3, "0-5-b", {"s3": Session(state_bytes=b"new", timestamp=2)}, ())
+    (second,) = files.save(A3, "0-5-b", {"s3": Session(state_bytes=b"new", timestamp=2)}, ())
     found = list(files.all_sessions((first, second)))
     assert sorted(name for name, _ in found) == ["s0", "s1", "s2", "s3", "s4"]
     assert {session.state_bytes for name, session in found if name == "s3"} == {b"new"}

@@ -34,6 +34,7 @@ from seriatim.ports import RecordScanner, ScanRequest, UnreadableFileError
 from seriatim.storage.record_scan import RecordScan
 from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
+from tests.contracts.test_column_names import create_output
 from tests.operations.check_helper import run_check, shipped_suites, values_between
 
 P = Partition("t", 0)
@@ -459,6 +460,14 @@ def test_a_suite_of_ones_own_opens_the_circuit(tmp_path: Path, library: Any) -> 
     assert [
         (finding.partition_name, finding.offset, finding.found) for finding in done.findings
     ] == [("in-a/0", 13, "1 of 17 records: 5")]
+
+
+def test_suites_name_columns_as_the_records_do(tmp_path: Path, library: Any) -> None:
+    """Also those of a table whose columns are called as ours are."""
+    result = on_disk(create_output(tmp_path), library, values_between("row_offset", 1, 2))
+    assert [(finding.offset, finding.found) for finding in result.findings] == [
+        (2, "1 of 6 records: 3")
+    ]
 
 
 @pytest.mark.parametrize("parts", [(), ("topic", "partition")])

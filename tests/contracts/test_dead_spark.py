@@ -25,7 +25,7 @@ from seriatim.ports import DEFAULT_READ_OPTIONS
 spark = context.spark_session("dies", config.load_settings(), print)
 java = [child.pid for child in psutil.Process().children(recursive=True) if child.name() == "java"]
 
-def slow(partition, batches):
+def slow(partition, offsets, batches):
     for pid in java:
         os.kill(pid, signal.SIGKILL)
     time.sleep(60)
@@ -34,7 +34,7 @@ p = Partition("t", 0)
 frame = spark.sql("select 't' topic, 0 partition, 0L offset, now() timestamp, binary('k') key, binary('v') value")
 reader = SparkReader(spark, {"bootstrap.servers": "127.0.0.1:1"})
 for read in (
-    lambda: SparkSource(frame, DEFAULT_READ_OPTIONS).map(slow),
+    lambda: SparkSource(frame, {p: OffsetRange(0, 1)}, DEFAULT_READ_OPTIONS).map(slow),
     lambda: reader.read_ranges({p: OffsetRange(0, 1)}),
     lambda: reader.read_slices({p: 0}, 1, print),
 ):

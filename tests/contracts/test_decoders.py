@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from seriatim.engine.messages import Poison
 from tests.contracts.decoder_cases import DecoderCase, Update, cases, write_example_files
 
-NAMES = ["json", "comma-separated", "debezium"]
+NAMES = ["json", "comma-separated", "debezium", "avro", "protobuf", "json-schema"]
 GARBAGE = [
     b"",
     b"\x00",

@@ -16,6 +16,7 @@ from seriatim.storage.delta_table import (
     ColumnDifference,
     MarkedTable,
     TableFile,
+    TableVersion,
 )
 from seriatim.storage.store import LocalStore
 
@@ -58,7 +59,7 @@ def filled_table(root: Path, versions: int = 2, **options: Any) -> MarkedTable:
     return table
 
 
-def loaded_from(table: MarkedTable) -> DeltaTable:
+def loaded_from(table: MarkedTable) -> TableVersion:
     """The table as it is, which must be there."""
     loaded = table.load()
     assert loaded is not None
@@ -79,7 +80,7 @@ def test_a_table_is_created_by_its_first_commit(tmp_path: Path) -> None:
     loaded = loaded_from(table)
     assert table.last_mark(loaded, EntryMark) == EntryMark(3, "sha-3")
     assert (table.files(loaded), table.column_difference(loaded)) == ({}, None)
-    assert loaded.metadata().configuration == {"delta.dataSkippingStatsColumns": "offset"}
+    assert loaded.delta.metadata().configuration == {"delta.dataSkippingStatsColumns": "offset"}
     with pytest.raises(CommitConflictError):
         table.commit(None, mark_of(4))
 
@@ -154,8 +155,8 @@ def test_commits_are_those_of_the_loaded_version(tmp_path: Path) -> None:
 def test_commits_of_others_have_no_mark(tmp_path: Path) -> None:
     """They say who made them, and whether they changed rows."""
     table = filled_table(tmp_path)
-    loaded_from(table).optimize.compact()
-    loaded_from(table).delete("offset = 1")
+    loaded_from(table).delta.optimize.compact()
+    loaded_from(table).delta.delete("offset = 1")
     commits = list(table.commits(loaded_from(table)))
     seen = [(one.version, one.mark is None, one.changes_data, one.operation) for one in commits]
     assert seen[:2] == [(3, True, True, "DELETE"), (2, True, False, "OPTIMIZE")]
@@ -167,7 +168,7 @@ def test_commits_of_others_have_no_mark(tmp_path: Path) -> None:
 def test_a_log_that_was_cleaned_up_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     """Behind a checkpoint, holes and all."""
     table = filled_table(tmp_path, 6)
-    loaded_from(table).create_checkpoint()
+    loaded_from(table).delta.create_checkpoint()
     log = tmp_path / "rows" / "_delta_log"
     for version in (0, 2, 3):
         (log / f"{version:020d}.json").unlink()

@@ -212,11 +212,11 @@ def test_a_note_takes_both_tables_further(kit: Kit) -> None:
     """Without a commit; it is void once a table is another one, and never takes one back."""
     kit.store.put_gaps(kit.store.applied_version("gaps"), at(1), [])
     kit.store.put_quarantine(kit.store.applied_version("quarantine"), at(1), [], [])
-    kit.store.note_up_to_date(at(5))
+    kit.store.note_up_to_date(at(5), 0)
     assert where(kit, "gaps") == where(kit, "quarantine") == (5, "sha-5")
     kit.store.put_gaps(kit.store.applied_version("gaps"), at(7), [gap(1)])
     assert (where(kit, "gaps"), where(kit, "quarantine")) == ((7, "sha-7"), (5, "sha-5"))
-    kit.store.note_up_to_date(at(6))
+    kit.store.note_up_to_date(at(6), 1)
     assert (where(kit, "gaps"), where(kit, "quarantine")) == ((7, "sha-7"), (6, "sha-6"))
 
 
@@ -322,6 +322,12 @@ def test_what_is_noted_names_versions(tmp_path: Path) -> None:
     kit = on_disk(tmp_path)
     kit.store.put_gaps(kit.store.applied_version("gaps"), at(1), [])
     kit.store.put_quarantine(kit.store.applied_version("quarantine"), at(1), [], [])
-    kit.store.note_up_to_date(at(5))
+    kit.store.note_up_to_date(at(5), 0)
     noted = json.loads((tmp_path / "derived.json").read_bytes())
-    assert noted == {"sequence": 5, "sha256": "sha-5", "gaps": 0, "quarantine": 0}
+    assert noted == {
+        "sequence": 5,
+        "sha256": "sha-5",
+        "gaps": 0,
+        "quarantine": 0,
+        "open_gaps": 0,
+    }

@@ -1,5 +1,5 @@
-"""The contract of `Reader` and `Source`: which messages reach a task, in memory, through Spark, and
-read by the task.
+"""The contract of `Reader` and `Source`: which messages reach a task, in memory, through Spark's own
+source, and read by the task, whose ranges a query plans or (for Spark Connect) the reader itself.
 
 Tasks are nested functions, so that Spark sends them to its workers by value: those cannot import
 tests.
@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient
 from seriatim.engine.files import SourceFailedError
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition, Ranges
+from seriatim.errors import BrokenPromiseError
 from seriatim.kafka import client
 from seriatim.kafka.log import KafkaLog
 from seriatim.kafka.spark_reader import SparkReader, TaskReader
@@ -75,7 +76,7 @@ class SparkSideSource:
 
     def map(self, task: Task, *, has_small_messages: bool = False) -> list[bytes]:
         return self.source.map(
-            lambda partition, batches: task(partition, message_batches(batches)),
+            lambda partition, whole, batches: task(partition, whole, message_batches(batches)),
             has_small_messages=has_small_messages,
         )
 
@@ -118,19 +119,20 @@ def for_real(topic: str, servers: str, spark: Any, reads: str) -> World:
         admin.delete_records([place])[place].result(WAIT_SECONDS)
 
     settings = {"bootstrap.servers": servers}
-    if reads == "task":
+    if reads != "spark":
         log = KafkaLog(settings)
         reader = TaskReader(
             spark,
             KafkaRangeReader(settings, retry_seconds_max=5),
             lambda: log.bounds(re.escape(topic)),
+            has_queries=reads == "task",
         )
         return World(topic, SparkSide(reader), delete_records)
     kafka = client.java_settings({**settings, "isolation.level": "read_committed"})
     return World(topic, SparkSide(SparkReader(spark, kafka)), delete_records)
 
 
-@pytest.fixture(params=["memory", "spark", "task"])
+@pytest.fixture(params=["memory", "spark", "task", "task without queries"])
 def world(request: pytest.FixtureRequest, topic_name: Callable[[], str]) -> World:
     """A world of either kind."""
     if request.param == "memory":
@@ -142,9 +144,9 @@ def world(request: pytest.FixtureRequest, topic_name: Callable[[], str]) -> Worl
 
 
 def telling() -> Task:
-    """A task that tells which partition it was given, and every message of it."""
+    """A task that tells which partition it was given, and every message of it, all in its range."""
 
-    def task(partition: Partition, given: Iterable[MessageBatch]) -> bytes:
+    def task(partition: Partition, whole: OffsetRange, given: Iterable[MessageBatch]) -> bytes:
         seen = [
             (
                 stretch.start + i,
@@ -156,6 +158,9 @@ def telling() -> Task:
             for stretch in given
             for i, headers in enumerate(stretch.headers or [()] * len(stretch))
         ]
+        outside = [message[0] for message in seen if message[0] not in whole]
+        if outside:
+            raise LookupError(f"{outside} are not in {whole}")
         return msgspec.msgpack.encode((partition, seen))
 
     return task
@@ -182,9 +187,32 @@ def test_exactly_these_ranges_reach_one_task_each(world: World) -> None:
 
 
 def test_a_source_can_be_read_again(world: World) -> None:
-    """A refold sees the very same messages."""
+    """A refold sees the very same messages, of exact ranges and of a slice alike."""
     source = world.reader.read_ranges({world.a: OffsetRange(38, 40)}, ALL)
     assert told(source.map(telling())) == told(source.map(telling())) == {world.a: MESSAGES[38:]}
+    twice: list[dict[Partition, list[Seen]]] = []
+
+    def on_slice(_: Ranges, source: Source) -> bool:
+        twice.extend(told(source.map(telling())) for _ in range(2))
+        return True
+
+    world.reader.read_slices({world.a: 38}, 10, on_slice, ALL)
+    assert twice == [{world.a: MESSAGES[38:]}] * 2
+
+
+def test_what_a_task_raises_is_an_error_of_ours_or_of_spark(world: World) -> None:
+    """It is never taken for a failure to read, which discovery would look for in the log."""
+
+    def task(partition: Partition, _: OffsetRange, given: Iterable[MessageBatch]) -> bytes:
+        list(given)
+        raise BrokenPromiseError("mine", partition=str(partition))
+
+    source = world.reader.read_ranges({world.a: OffsetRange(0, 2)})
+    if isinstance(world.reader, SparkSide) and isinstance(world.reader.reader, SparkReader):
+        pytest.skip("Spark passes on the text alone; run_task never raises such an error")
+    with pytest.raises(BrokenPromiseError, match="mine") as caught:
+        source.map(task)
+    assert caught.value.fields == {"partition": str(world.a)}
 
 
 class Slices:

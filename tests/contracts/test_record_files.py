@@ -6,14 +6,16 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime, timedelta, timezone
 from enum import StrEnum
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seriatim.engine.files import File, UnfitRecordsError
+from seriatim.engine.files import File, UnfitRecordsError, finish_files
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import fits_column_type
@@ -21,10 +23,12 @@ from seriatim.engine.session import FoldOutput, QuarantinedMessage
 from seriatim.errors import BrokenPromiseError
 from seriatim.memory import MemoryFiles
 from seriatim.memory.store import MemoryStore
-from seriatim.operations.sweep import sweep_attempts
+from seriatim.operations.sweep import SLICE_FILE_NAME, sweep_attempts
 from seriatim.ports import RecordStore
+from seriatim.storage import parquet
 from seriatim.storage.arrow import ArrowMessageBatch
 from seriatim.storage.record_files import ParquetRecords
+from seriatim.storage.record_scan import RecordScan
 from seriatim.storage.store import LocalStore, Store, xxh3_and_sha256
 
 P, P1, P10 = (Partition("in-a", number) for number in (0, 1, 10))
@@ -361,3 +365,55 @@ def test_values_checked_while_decoding_are_still_never_lost(tmp_path: Path) -> N
     store = ParquetRecords(LocalStore(tmp_path), COLUMNS, "zstd", (), values_are_checked=True)
     assert unfit_rows(store, "whole", "x", "0-5-a") == [1, 3]
     assert rows_of(store, written(store))[0]["whole"] == 1
+
+
+def test_the_outline_of_a_file_does_not_grow_with_its_sessions(tmp_path: Path) -> None:
+    """Verify keeps the outlines of all files of a table: they count sessions, and have no names."""
+    rows = 10_000
+    table = pa.table(
+        {
+            "topic": ["t"] * rows,
+            "topic_id": ["old"] * 4_000 + ["new"] * 6_000,
+            "partition": [0] * rows,
+            "offset": [*range(4_000), *range(6_000)],
+            "index": [0] * rows,
+            "session": [f"session-{i // 2}" for i in range(rows)],
+        }
+    )
+    (tmp_path / "records").mkdir()
+    pq.write_table(table, tmp_path / "records/f.parquet", row_group_size=1_500)
+    outline = RecordScan(LocalStore(tmp_path)).outline("records/f.parquet")
+    assert outline.session_count == 5_000
+    assert outline.offsets_by_topic_id == {"old": (0, 3_999), "new": (0, 5_999)}
+    assert len(msgspec.json.encode(outline)) < 1_000
+
+
+def test_record_files_are_cut_at_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bucket gathers a file in memory, so none becomes much larger than it should. The files follow
+    each other by offset, and sweeps know all of them as one attempt.
+    """
+    file_bytes = 20_000
+    group_bytes = 5_000
+    monkeypatch.setattr(parquet, "BUFFERED_BYTES_MAX", group_bytes)
+    store = ParquetRecords(LocalStore(tmp_path), COLUMNS, "none", (), file_bytes=file_bytes)
+    writer = store.record_writer(P, "id", "0-5-a")
+    batches = 200
+    for number in range(batches):
+        batch = MessageBatch(5 + 2 * number, STRETCH.timestamps, STRETCH.keys, STRETCH.values)
+        writer.write(batch, folded({0: [ROW] * 5, 1: [ROW] * 5}))
+    files = finish_files(writer)
+    assert [Path(file.path).name for file in files[:3]] == [
+        "0-5-a.parquet",
+        "0-5-a.1.parquet",
+        "0-5-a.2.parquet",
+    ]
+    assert max(file.size_bytes for file in files) < file_bytes + 3 * group_bytes
+    assert sum(file.rows for file in files) == batches * 10
+    for file, next_file in pairwise(files):
+        assert file.last_offset < next_file.first_offset
+    matches = [SLICE_FILE_NAME.fullmatch(Path(file.path).name) for file in files]
+    assert {match[3] for match in matches if match is not None} == {"a"}
+    assert None not in matches
+    assert sweep_attempts(store, P, "0-5-") == sorted(file.path for file in files)

@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from seriatim.demo.producer import SnapshotRequestListener, create_topics
+from seriatim.demo.producer import SnapshotRequestListener
 from seriatim.embedded.broker import BrokerInfo
 from seriatim.errors import PlatformError
+from seriatim.kafka.sending import create_topics
 from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
 from seriatim.ledger.gaps import SnapshotRequest
 from seriatim.memory import MemoryRequests

@@ -76,7 +76,7 @@ def test_sessions_come_back_as_they_were_saved(store: Store) -> None:
         name: replace(one, state=object(), is_active=True, is_touched=True, is_undoable=True)
         for name, one in names.items()
     }
-    file = store.save(P, "0-5-a", used, [])
+    (file,) = store.save(P, "0-5-a", used, [])
     assert file.path.startswith("state/in-a/0/0-5-a")
     assert file.rows == 3
     assert again(store).load([file], [*names, "unknown"]) == names
@@ -115,7 +115,7 @@ def test_the_newest_file_wins_however_files_are_merged(
             for name, hurt in touched.items()
         }
         cut = len(files) - min(merged, len(files))
-        files[cut:] = [store.save(P, f"{run}-{number}", sessions, files[cut:])]
+        files[cut:] = store.save(P, f"{run}-{number}", sessions, files[cut:])
         expected |= sessions
     fresh = again(store)
     assert fresh.load(files, "abcdef") == expected
@@ -130,9 +130,9 @@ def test_large_states_keep_every_session(store: Store) -> None:
     replaced.
     """
     many = ROWS_PER_GROUP * 2 + 5
-    base = store.save(P, "0-0-a", {str(i): session(b"old") for i in range(many)}, [])
+    (base,) = store.save(P, "0-0-a", {str(i): session(b"old") for i in range(many)}, [])
     touched = {str(i): session(b"new") for i in (0, ROWS_PER_GROUP, many - 1, many)}
-    whole = store.save(P, "0-5-a", touched, [base])
+    (whole,) = store.save(P, "0-5-a", touched, [base])
     assert whole.rows == many + 1
     found = again(store).load([whole], map(str, range(many + 1)))
     assert {name for name, one in found.items() if one.state_bytes == b"new"} == set(touched)
@@ -176,8 +176,8 @@ def hurt(store: Store, file: File, how: str) -> None:
 @pytest.mark.parametrize("how", ["altered", "missing", "truncated"])
 def test_a_damaged_state_file_is_refused_by_name(store: Store, how: str) -> None:
     """Before anything of it is used: loading, merging and looking alike."""
-    good = store.save(P, "0-0-a", {"t": session(b"1")}, [])
-    file = store.save(P, "0-5-a", {"s": session(b"state")}, [])
+    (good,) = store.save(P, "0-0-a", {"t": session(b"1")}, [])
+    (file,) = store.save(P, "0-5-a", {"s": session(b"state")}, [])
     hurt(store, file, how)
     for use in (
         lambda: again(store).load([good, file], ["s"]),
@@ -196,10 +196,32 @@ def test_a_damaged_state_file_is_refused_by_name(store: Store, how: str) -> None
 
 def test_state_files_are_swept_with_their_slice(store: Store) -> None:
     """A dead attempt's state goes with its records; the file that the ledger names stays."""
-    dead = store.save(P, "0-5-a", {"s": session(b"1")}, [])
-    named = store.save(P, "0-5-b", {"s": session(b"2")}, [])
+    (dead,) = store.save(P, "0-5-a", {"s": session(b"1")}, [])
+    (named,) = store.save(P, "0-5-b", {"s": session(b"2")}, [])
     sweeper = (
         store if isinstance(store, MemoryFiles) else ParquetRecords(store.store, {}, "zstd", ())
     )
     assert sweep_attempts(sweeper, P, "0-5-", {named.path}) == [dead.path]
     assert again(store).load([named], ["s"]) == {"s": session(b"2")}
+
+
+def test_a_state_that_is_large_is_cut_into_files() -> None:
+    """Each is a little larger than it should be at most, because a bucket gathers a file in memory. Each
+    session is in one of them, and they are merged as one state.
+    """
+    file_bytes = 200_000
+    group_bytes = 150 * ROWS_PER_GROUP
+    objects = MemoryStore()
+    store = ParquetState(objects, "s", "none", file_bytes)
+    sessions = {f"{number:06d}": session(b"%0100d" % number) for number in range(20_000)}
+    files = store.save(P, "0-0-a", sessions, [])
+    assert len(files) == len(objects.objects) > 2
+    assert max(file.size_bytes for file in files) < file_bytes + group_bytes
+    assert sum(file.rows for file in files) == len(sessions)
+    newer = {"000007": session(b"new")}
+    merged = ParquetState(objects, "s", "none", file_bytes).save(P, "0-5-a", newer, files)
+    assert len(merged) > 2
+    again_read = dict(ParquetState(objects, "s").all_sessions(merged))
+    assert again_read.keys() == sessions.keys()
+    assert again_read["000007"].state_bytes == b"new"
+    assert again_read["019999"].state_bytes == sessions["019999"].state_bytes

@@ -125,6 +125,10 @@ def test_the_keys_of_the_status_file_stay(tmp_path: Path) -> None:
             }
         ],
         "quarantined_count": 300,
+        "sessions_max": None,
+        "holds": [],
+        "published": None,
+        "snapshot_requests": "",
         "gaps_open": None,
         "concerns": [],
     }

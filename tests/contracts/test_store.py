@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
+from seriatim.errors import ConfigError
 from seriatim.memory.store import MemoryStore
+from seriatim.storage import store as storage
 from seriatim.storage.store import (
     AlreadyThereError,
     LocalStore,
@@ -256,6 +258,40 @@ def test_keys_are_listed_by_prefix_and_sorted(store: Store) -> None:
     assert len(list(store.keys(""))) == 5
 
 
+def test_keys_are_listed_from_one_on(store: Store) -> None:
+    """Whoever knows a key that is there lists what came after it."""
+    for number in (7, 8, 9, 10):
+        store.create(f"log/{number:04d}.json", b"{}")
+    store.create("logs/0011.json", b"{}")
+    after = [key for key, _ in store.keys("log/", after="log/0008")]
+    assert after == ["log/0008.json", "log/0009.json", "log/0010.json"]
+    assert list(store.keys("log/", after="log/0010.json")) == []
+
+
+def test_sizes_come_in_the_order_of_keys(store: Store) -> None:
+    """None where there is no object."""
+    for number in range(20):
+        store.create(f"many/{number}", b"x" * number)
+    keys = [f"many/{number}" for number in reversed(range(25))]
+    sizes = [number if number < 20 else None for number in reversed(range(25))]
+    assert store.sizes(keys) == sizes
+    assert store.sizes([]) == []
+
+
+def test_a_stamp_changes_with_its_content(store: Store) -> None:
+    """Only of the objects right below the prefix."""
+    store.replace("status.json", b"1")
+    store.replace("head.json", b"1")
+    store.create("deep/status.json", b"1")
+    before = store.stamps("")
+    assert set(before) == {"status.json", "head.json"}
+    store.replace("status.json", b"2")
+    after = store.stamps("")
+    assert after["head.json"] == before["head.json"]
+    assert after["status.json"] != before["status.json"]
+    assert set(store.stamps("deep/")) == {"deep/status.json"}
+
+
 def test_folders_are_the_next_parts_of_keys(store: Store) -> None:
     """One level below the prefix; objects at that level are none."""
     for key in ("a", "records/x/0/1", "records-fills/x/0/1", "records/_log/1"):
@@ -336,3 +372,52 @@ def test_a_file_that_was_cut_short_is_an_error_of_its_own(tmp_path: Path) -> Non
     with store.open("x") as file:
         (tmp_path / "x").write_bytes(b"")
         assert file.read() == b""
+
+
+@pytest.fixture
+def store_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStore:
+    """A store on a disk that has no hard links, as FAT and some network disks."""
+
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    return LocalStore(tmp_path / "root")
+
+
+def test_without_hard_links_nothing_is_overwritten_either(store_without_links: LocalStore) -> None:
+    """Neither by `create` nor by a writer nor by a copy, race after race."""
+    test_create_never_overwrites(store_without_links)
+    test_a_large_object_never_overwrites(store_without_links)
+    test_a_copy_has_the_same_content_and_its_own_life(store_without_links)
+    test_one_of_many_creates_wins(store_without_links)
+
+
+def test_without_hard_links_a_name_is_never_an_empty_file(
+    store_without_links: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies while it publishes leaves no half object under the final name."""
+
+    def die(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", die)
+    monkeypatch.setattr(storage, "_rename_without_overwriting", die, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        store_without_links.create("n", b"content")
+    assert store_without_links.size("n") is None
+
+
+def test_a_disk_that_can_only_overwrite_is_refused(
+    store_without_links: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Said as what it is, with what to do: no retry helps."""
+
+    class Libc:
+        """Without the call."""
+
+    monkeypatch.setattr(storage.ctypes, "CDLL", lambda *_, **__: Libc())
+    with pytest.raises(ConfigError, match="neither hard links nor") as caught:
+        store_without_links.create("n", b"content")
+    assert "another disk" in caught.value.next
+    assert store_without_links.size("n") is None

@@ -12,7 +12,11 @@ import pytest
 from deltalake import DeltaTable
 
 from seriatim.operations.prove.stream_rules import SignOff
-from tests.contracts.disk_streams import create_filled_output
+from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.refold import RepairRun
+from seriatim.storage.join import ParquetJoiner
+from seriatim.storage.store import LocalStore
+from tests.contracts.disk_streams import DiskStream, create_filled_output
 from tests.contracts.verify_helper import first_difference, flip_bit, paths, verify
 
 
@@ -168,3 +172,27 @@ def test_a_stream_that_was_never_run_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigError, match="never run"):
         verify(tmp_path)
+
+
+def test_messages_that_were_put_into_order_are_good(tmp_path: Path) -> None:
+    """A repair releases an early message with the late one: the records of real files still give the
+    state, and the mark of the repair is kept.
+    """
+    made = DiskStream(tmp_path)
+    made.kafka.create("in-a", 1)
+    made.send("in-a/0", "x", ["a"])
+    for sequence in (2, 4, 3, 5):
+        body = {"type": "update", "seq": sequence, "id": "a", "v": sequence}
+        made.kafka.produce("in-a", "x", json.dumps(body).encode(), partition=0)
+    made.run()
+    joiner = ParquetJoiner(LocalStore(tmp_path), "s")
+    opened = made.open().with_ports(joiner=joiner)
+    plan = plan_repair(opened, RepairRequest(session="x"))
+    RepairRun(opened).apply(plan, 1000)
+    result = verify(tmp_path, everything=True)
+    assert result.difference is None
+    # A refold of everything gives the same, by what the ledger says.
+    opened = made.open().with_ports(joiner=joiner)
+    plan = plan_repair(opened, RepairRequest(ranges={"in-a/0": (0, 5)}))
+    assert RepairRun(opened).apply(plan, 1000).repeated_findings == []
+    assert verify(tmp_path, everything=True).difference is None

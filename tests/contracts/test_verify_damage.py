@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from seriatim.ledger.delta_store import DeltaLedger
+from seriatim.ports import UnreadableFileError
 from seriatim.storage import audit
+from seriatim.storage.record_scan import RecordScan
 from seriatim.storage.store import LocalStore, Store, xxh3_and_sha256
 from tests.contracts.verify_helper import first_difference, flip_bit, paths, verify
 
@@ -172,3 +175,18 @@ def test_two_files_of_one_size_swapped_tell_whose_content_they_have(root: Path) 
     found = first_difference(root)
     assert found.file == str(one.relative_to(root))
     assert str(two.relative_to(root)) in found.cause
+
+
+def test_a_file_that_fails_while_it_is_folded_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was whole when its digest was compared, and cannot be read a moment later."""
+    path = str(paths(root, "records/in-*/*/*.parquet")[0].relative_to(root))
+
+    def fail(*_: object) -> NoReturn:
+        raise UnreadableFileError(path, "the disk fails")
+
+    monkeypatch.setattr(RecordScan, "scan", fail)
+    difference = first_difference(root)
+    assert (difference.file, difference.found) == (path, "the disk fails")
+    assert difference.sequence is not None

@@ -167,10 +167,11 @@ StoreOutbox.notes = kept
 from airflow.sdk.exceptions import AirflowSkipException
 from seriatim.airflow.repair import RepairPlanOperator
 part = {"partition": "a/0", "does": "folds again [0, 5)", "why": "lost", "messages": 5}
-def planned(parts, notes):
+def planned(parts, notes, well=()):
     one = RepairPlanOperator(task_id="plan", folder=FOLDER, stream="orders")
     made = {"stream": "orders", "sequence": 7, "approval": "t"}
     made |= {"parts": parts, "notes": notes, "drops": [], "resumes": None, "holds": []}
+    made["well"] = well
     one.run_command = lambda context: json.dumps(made)
     try:
         return [tried(one, context()), notes_left()]
@@ -178,8 +179,17 @@ def planned(parts, notes):
         return str(skipped)
 notes_left = notes
 answers['a_plan_of_a_repair_is_shown_with_what_it_leaves'] = [
-    planned([part], ["b/1 needs its topic back"]), planned([], ["b/1 needs its topic back"]), planned([], [])
+    planned([part], ["b/1 needs its topic back"]), planned([], ["b/1 needs its topic back"]), planned([], []),
+    planned([], [], [{"says": "session s in a/0 is already well since offset 4, by its snapshot"}]),
 ]
+from seriatim.airflow.repair import ApproveOperator
+class Plan:
+    def xcom_pull(self, task_ids): return {"approval": "", "text": "orders: session s is already well"}
+approve = ApproveOperator(task_id="approve", plan_task_id="plan", subject="?", body="")
+try:
+    approve.execute({"ti": Plan()})
+except AirflowSkipException as skip:
+    answers['nobody_approves_what_is_well'] = str(skip)
 one = RepairPlanOperator(task_id="plan", folder=FOLDER)
 answers['a_plan_that_leaves_something_is_still_a_plan'] = [
     one.is_success(*given) for given in [(0, "{}"), (3, "{}"), (3, ""), (4, "{}")]
@@ -218,8 +228,8 @@ environment.open_outbox(FOLDER, "orders").put_alert_state(AlertState(open_incide
 kept, found = context, []
 for form in ({}, {"partition": "a/0"}):
     context = lambda form=form, kept=kept: {**kept(), "params": {"stream": "orders", **form}}
-    planned([], [])
-    found.append([note[0] for note in notes()])
+    _, left = planned([], [])
+    found.append([note[0] for note in left])
 context = kept
 environment.open_outbox(FOLDER, "orders").put_alert_state(AlertState(), 1)
 answers['a_plan_of_the_whole_stream_that_finds_nothing_hurt_ends_a_failed_repair'] = found
@@ -250,17 +260,39 @@ error = new_findings_error("orders", [Finding(finding="gap", topic="a", partitio
 content = __import__("msgspec").json.encode(CommandOutcome(exit_code=3, failure=Failure.of(error))).decode()
 leaves = f"import os, sys; open(os.environ['SERIATIM_OUTCOME'], 'w').write({content!r}); sys.exit(3)"
 dies = "import os; os.kill(os.getpid(), 9)"
-def submitted(code):
+def submitted(code, **form):
     build = SparkSubmitHook._build_spark_submit_command
     def other(self, application):
         build(self, application)
         return [sys.executable, "-c", code]
     SparkSubmitHook._build_spark_submit_command = other
     try:
-        return [tried(FoldOperator(task_id="fold", stream="orders", folder=FOLDER), context()), notes()]
+        return [tried(FoldOperator(task_id="fold", stream="orders", folder=FOLDER), context(**form)), notes()]
     finally:
         SparkSubmitHook._build_spark_submit_command = build
 answers['a_driver_tells_how_it_ended_through_spark_submit'] = [submitted(code) for code in (leaves, dies)]
+from seriatim.errors import ConfigError, MissingTopicsError
+def leaving(error):
+    outcome = CommandOutcome(exit_code=error.exit_code, failure=Failure.of(error))
+    content = __import__("msgspec").json.encode(outcome).decode()
+    write = f"open(os.environ['SERIATIM_OUTCOME'], 'w').write({content!r})"
+    return f"import os, sys; {write}; sys.exit({error.exit_code})"
+refused = leaving(ConfigError("orders: it has no partition a/9"))
+asked = [{"action": "backfill", "partitions": ["a/9"]}, {"action": "replay", "topics": ["a"]}, {"messages_max": 5}, {}]
+answers['what_fold_refuses_of_a_form_is_a_slip'] = [submitted(refused, **form)[1][0][4] for form in asked]
+answers['what_fold_refuses_of_a_form_is_a_slip'].append(submitted(dies, **asked[0])[1][0][4])
+def planned(error):
+    import subprocess
+    one, opened = PlanOperator(task_id="plan", stream="orders", folder=FOLDER), subprocess.Popen
+    subprocess.Popen = lambda words, **how: opened([sys.executable, "-c", leaving(error)], **how)
+    try:
+        return [tried(one, context()), len(notes())]
+    except AirflowSkipException as skipped:
+        return [["skipped", str(skipped)], len(notes())]
+    finally:
+        subprocess.Popen = opened
+kinds = (MissingTopicsError, ConfigError)
+answers['a_stream_waits_for_its_topics'] = [planned(kind("orders: waiting for topics: none yet")) for kind in kinds]
 print(json.dumps(answers))
 """
 
@@ -316,6 +348,21 @@ def test_a_slip_in_a_form_is_marked_as_one(answers: dict[str, Any]) -> None:
     ]
     assert [slip, plain, by_schedule, repair] == [True, False, False, True]
     assert [by_form[0], by_file[0], by_repair[0]] == ["ConfigError", "ConfigError", "ConfigError"]
+
+
+def test_what_fold_refuses_of_a_form_is_a_slip(answers: dict[str, Any]) -> None:
+    """A backfill and a replay are only asked for by a form. What is wrong with a plain run is wrong
+    with every run, and a driver that dies is no slip of anybody.
+    """
+    slips = answers["what_fold_refuses_of_a_form_is_a_slip"]
+    assert slips == [True, True, False, False, False]
+
+
+def test_a_stream_waits_for_its_topics(answers: dict[str, Any]) -> None:
+    """Plan is skipped with that word, and with it the run; no note is left. Any other mistake fails."""
+    waiting, mistaken = answers["a_stream_waits_for_its_topics"]
+    assert waiting == [["skipped", "orders: waiting for topics: none yet"], 0]
+    assert (mistaken[0][0], mistaken[1]) == ("ConfigError", 1)
 
 
 def test_bytes_that_are_no_text_break_no_task(answers: dict[str, Any]) -> None:
@@ -390,13 +437,27 @@ def test_a_plan_of_a_repair_is_shown_with_what_it_leaves(answers: dict[str, Any]
     """Nobody approves nothing: where no repair helps the task fails and says what does; nothing
     hurt is no failure.
     """
-    (plan, _), (error, left), skipped = answers["a_plan_of_a_repair_is_shown_with_what_it_leaves"]
+    name = "a_plan_of_a_repair_is_shown_with_what_it_leaves"
+    (plan, _), (error, left), (unneeded, _), (well, notes) = answers[name]
+    # Airflow's page shows a block of code without a language as one line.
+    assert plan["text"].startswith("```text\n")
     assert plan["approval"] == "t"
     assert "a/0  folds again [0, 5)" in plan["text"]
     assert "not repaired by this: b/1 needs its topic back" in plan["text"]
     assert error == ["IntegrityError", "orders: no repair can fix the damage"]
     assert "b/1 needs its topic back" in left[0][3]
-    assert skipped == "orders: nothing is damaged, so there is nothing to approve"
+    assert unneeded == {
+        "approval": "",
+        "text": "orders: nothing is damaged, so there is nothing to approve",
+    }
+    assert well["approval"] == ""
+    assert well["text"].startswith("orders: session s in a/0 is already well since offset 4")
+    assert notes == []
+
+
+def test_nobody_approves_what_is_well(answers: dict[str, Any]) -> None:
+    """The plan is green; the tasks after it are skipped, and nobody is mailed."""
+    assert answers["nobody_approves_what_is_well"] == "orders: session s is already well"
 
 
 def test_a_plan_that_leaves_something_is_still_a_plan(answers: dict[str, Any]) -> None:

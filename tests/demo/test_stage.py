@@ -1,14 +1,10 @@
-"""The demo's stage: what it writes, what it breaks, and the page with mails. The whole of it is
-`make demo`.
-"""
+"""The demo's stage: what it writes, and what it breaks. tests/demo/test_whole_demo.py runs all of it."""
 
 from __future__ import annotations
 
-import smtplib
+import re
 import subprocess
 import tomllib
-import urllib.request
-from email.message import EmailMessage
 from itertools import islice
 from pathlib import Path
 
@@ -17,9 +13,8 @@ import pytest
 
 from seriatim import config, stream_files
 from seriatim.demo import stage
-from seriatim.demo.catcher import MailCatcher
 from seriatim.demo.generator import CollectionPoints, DemoMessage
-from tests.mail_catcher import free_port
+from seriatim.demo.processes import DemoPorts, DemoRecord, demo_lock, write_record
 
 
 def sequences(messages: list[DemoMessage]) -> dict[str, list[int]]:
@@ -30,15 +25,50 @@ def sequences(messages: list[DemoMessage]) -> dict[str, list[int]]:
     return found
 
 
+RECORD = DemoRecord.of_this_process("mark", DemoPorts())
+
+
 def test_its_stream_runs_every_minute_and_tells_somebody(tmp_path: Path) -> None:
-    """The repository's own demo stream, with three more keys."""
+    """The repository's own demo stream, with other topics and three more keys."""
     stage.write_stream_file(tmp_path)
-    made = stream_files.load_stream("demo", tmp_path / "streams").stream
+    made = stream_files.load_stream(stage.STREAM, tmp_path / "streams").stream
     assert (made.schedule.cron, made.alerts.to) == ("* * * * *", ("on-call@localhost",))
     assert made.snapshot_requests == stage.REQUESTS_TOPIC
     stock = tomllib.loads((stage.ROOT / "streams" / "demo.toml").read_text())
-    assert made.topics == stock["topics"]
-    assert made.output.path == str(tmp_path / "lake" / "demo")
+    assert (made.machine, made.sequence) == (stock["machine"], stock["sequence"])
+    assert made.table is not None
+    assert list(made.table.key) == stock["table"]["key"]
+    assert made.output.path == str(tmp_path / "lake" / stage.STREAM)
+
+
+def test_what_the_quick_start_breaks_does_not_hurt_it(tmp_path: Path) -> None:
+    """Neither of the two streams reads a topic of the other, and they share neither name, output,
+    outbox nor broker.
+    """
+    stage.write_stream_file(tmp_path)
+    live = stream_files.load_stream(stage.STREAM, tmp_path / "streams").stream
+    quick_start = stream_files.load_stream("demo", stage.ROOT / "streams").stream
+    quick_start_topics = [f"demo-{letter}" for letter in "abc"]
+    assert all(re.fullmatch(live.topics, topic) for topic in stage.TOPICS)
+    assert not any(re.fullmatch(live.topics, topic) for topic in quick_start_topics)
+    for topic in (*stage.TOPICS, stage.REQUESTS_TOPIC):
+        assert not re.fullmatch(quick_start.topics, topic)
+    assert (live.name, live.output.path) != (quick_start.name, quick_start.output.path)
+    settings = config.load_settings()
+    environ = stage.airflow_environment(tmp_path, settings, "127.0.0.1:9092", RECORD)
+    assert config.load_settings(environ, tmp_path).outbox != settings.outbox
+
+
+def test_a_stream_file_of_ones_own_stays(tmp_path: Path) -> None:
+    """At each start the demo writes its own file, and takes away that of an earlier version alone."""
+    streams = tmp_path / "streams"
+    streams.mkdir()
+    for content, stays in (('snapshot_requests = "asks-of-demo"', False), ("# mine", True)):
+        (streams / "demo.toml").write_text(content)
+        (streams / "orders.toml").write_text("# mine")
+        stage.write_stream_file(tmp_path)
+        assert (streams / "demo.toml").exists() == stays
+        assert (streams / "orders.toml").read_text() == "# mine"
 
 
 def test_what_is_asked_of_the_producer_is_done_once() -> None:
@@ -70,11 +100,14 @@ def test_break_without_a_demo_is_said(tmp_path: Path, capsys: pytest.CaptureFixt
     """With what to do, also where one ran earlier; with one that runs, the producer finds a flag."""
     assert stage.request_break(tmp_path / "none") == 2
     assert stage.request_break(tmp_path) == 2
-    with stage.demo_lock(tmp_path):
+    with demo_lock(tmp_path):
+        write_record(tmp_path, DemoRecord.of_this_process("mark", DemoPorts.beginning_at(9100)))
         capsys.readouterr()
         assert stage.request_break(tmp_path) == 0
         assert (tmp_path / stage.BREAK_FILE).exists()
-        assert "make demo" not in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert "make demo" not in told
+        assert "http://127.0.0.1:9102" in told
     (tmp_path / stage.BREAK_FILE).unlink()
     assert stage.request_break(tmp_path) == 2
     assert "make demo" in capsys.readouterr().out
@@ -101,7 +134,7 @@ def test_your_own_servers_are_not_the_demos(
     for name, value in theirs.items():
         monkeypatch.setenv(f"SERIATIM_{name}", value)
     monkeypatch.setenv("AIRFLOW_CONN_SMTP_DEFAULT", "canary")
-    environ = stage.airflow_environment(tmp_path, config.load_settings(), "127.0.0.1:9092")
+    environ = stage.airflow_environment(tmp_path, config.load_settings(), "127.0.0.1:9092", RECORD)
     assert "canary" not in environ.values()
     seen = config.load_settings(environ, tmp_path)
     assert (seen.smtp_user, seen.smtp_tls, seen.kafka_config, seen.ivy_settings) == (
@@ -111,7 +144,7 @@ def test_your_own_servers_are_not_the_demos(
         Path("/mirror.xml"),
     )
     assert (seen.smtp, seen.kafka_bootstrap_servers) == (
-        f"127.0.0.1:{stage.MAIL_PORT}",
+        f"127.0.0.1:{RECORD.ports.mail}",
         "127.0.0.1:9092",
     )
     assert seen.outbox != "/yours"
@@ -135,7 +168,7 @@ def test_your_own_servers_are_not_the_demos(
 
 def test_airflow_listens_here_alone_and_finds_our_dags(tmp_path: Path) -> None:
     """Everybody is an admin in the demo: so nobody else may reach it."""
-    environ = stage.airflow_environment(tmp_path, config.load_settings(), "127.0.0.1:9092")
+    environ = stage.airflow_environment(tmp_path, config.load_settings(), "127.0.0.1:9092", RECORD)
     assert environ["AIRFLOW__API__HOST"] == "127.0.0.1"
     assert (Path(environ["AIRFLOW__CORE__DAGS_FOLDER"]) / "streams.py").exists()
     assert environ["SERIATIM_STREAMS"] == str(tmp_path / "streams")
@@ -143,7 +176,7 @@ def test_airflow_listens_here_alone_and_finds_our_dags(tmp_path: Path) -> None:
 
 def test_a_shell_can_be_told_of_the_demo(tmp_path: Path) -> None:
     """What mails say to type is about the demo's stream then, not about the one of the repository."""
-    environ = stage.airflow_environment(tmp_path, config.load_settings(), "127.0.0.1:9092")
+    environ = stage.airflow_environment(tmp_path, config.load_settings(), "127.0.0.1:9092", RECORD)
     stage.write_settings_file(tmp_path, environ)
     told = "from seriatim import config; s = config.load_settings(); print(s.streams, s.kafka_bootstrap_servers)"
     words = [
@@ -157,29 +190,3 @@ def test_a_shell_can_be_told_of_the_demo(tmp_path: Path) -> None:
         words, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
     )
     assert said.stdout.split() == [str(tmp_path / "streams"), "127.0.0.1:9092"]
-
-
-def test_mails_are_on_the_page() -> None:
-    """Newest first, as text: nothing in a mail becomes HTML of ours."""
-    ports = free_port(), free_port()
-    catcher = MailCatcher(*ports)
-    catcher.start()
-    try:
-        for number in range(2):
-            mail = EmailMessage()
-            mail["Subject"], mail["From"], mail["To"] = (
-                f"mail {number} <b>",
-                "a@localhost",
-                "b@localhost",
-            )
-            mail.set_content("<script>x</script>")
-            with smtplib.SMTP("127.0.0.1", ports[0]) as server:
-                server.send_message(mail)
-        with urllib.request.urlopen(f"http://127.0.0.1:{ports[1]}/", timeout=120) as answer:
-            page = answer.read().decode()
-    finally:
-        catcher.stop()
-    assert "2 mails" in page
-    assert page.index("mail 1") < page.index("mail 0")
-    assert "<script>" not in page
-    assert "&lt;b&gt;" in page

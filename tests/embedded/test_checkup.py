@@ -155,3 +155,14 @@ def test_doctor_is_content_with_a_machine_that_has_everything(tmp_path: Path) ->
     run = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout
     assert "✓ Spark          4.2.0 on local[1]" in run.stdout
+
+
+def test_each_check_says_what_it_does_before_it_does_it(settings: Settings) -> None:
+    """Some take seconds, and nobody should wonder what is going on."""
+    activities: list[str] = []
+    checks = doctor.run_checks(settings, activities.append)
+    assert next(checks).name == "Python"
+    assert activities == ["looking at Python"]
+    assert next(checks).name == "Java"
+    assert activities[-1] == "looking at Java"
+    assert set(doctor.ACTIVITIES) <= set(doctor.CHECKS)

@@ -19,6 +19,7 @@ from seriatim.errors import (
     FencedError,
     IntegrityError,
     KafkaSilentError,
+    MissingTopicsError,
     PlatformError,
     SeriatimError,
 )
@@ -39,6 +40,7 @@ ERRORS: list[SeriatimError] = [
     SeriatimError("orders: something", **FACTS),
     BrokenPromiseError("orders: something", **FACTS),
     ConfigError("orders: something", **FACTS),
+    MissingTopicsError("orders: something", **FACTS),
     IntegrityError("orders: something", **FACTS),
     DamagedFileError("orders: something", path="records/a/0/x.parquet", **FACTS),
     FindingsError("orders: something", findings=FINDINGS, **FACTS),

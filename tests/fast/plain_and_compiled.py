@@ -48,6 +48,8 @@ class EagerFold(CompiledFold):
 class _Sheet:
     """Stands in for a file: it keeps the batches in memory."""
 
+    written_bytes = 0
+
     def __init__(self) -> None:
         self.batches: list[pa.RecordBatch] = []
 
@@ -193,9 +195,13 @@ def assert_twins_agree(twins: tuple[Twin, Twin], tasks: Iterable[Sequence[Sequen
 class OddProducer:
     """Sends tables as producers do: mostly right, with a chance of everything else."""
 
-    def __init__(self, chance: random.Random, oddness: float, sequenced: bool) -> None:
+    def __init__(
+        self, chance: random.Random, oddness: float, sequenced: bool, images: float = 0.0
+    ) -> None:
         self.chance, self.oddness, self.sequenced = chance, oddness, sequenced
-        self.rows: dict[str, set[Any]] = {}
+        self.images = images
+        """The share of updates and deletes that carry a before-image."""
+        self.rows: dict[str, dict[Any, dict[str, Any]]] = {}
         self.sequences: dict[str, int] = {}
         self.time = 1_700_000_000_000
 
@@ -265,21 +271,41 @@ class OddProducer:
     def _value(self, name: str) -> bytes:
         rows, draw = self.rows.get(name), self.chance.random()
         if rows is None or draw < 0.05:
-            rows = self.rows[name] = {f"row-{i}" for i in range(self.chance.randrange(6))}
-            body: dict[str, Any] = {
-                "type": "snapshot",
-                "rows": [self._cells(row) for row in sorted(rows)],
+            identities = [f"row-{i}" for i in range(self.chance.randrange(6))]
+            rows = self.rows[name] = {
+                identity: self._cells(identity) for identity in sorted(identities)
             }
+            body: dict[str, Any] = {"type": "snapshot", "rows": list(rows.values())}
         elif draw < 0.25 or not rows:
-            rows.add(identity := f"new-{self.chance.randrange(10**6)}")
-            body = {"type": "insert", **self._cells(identity)}
+            identity = f"new-{self.chance.randrange(10**6)}"
+            rows[identity] = self._cells(identity)
+            body = {"type": "insert", **rows[identity]}
         else:
-            identity = self.chance.choice(sorted(rows))
-            body = {"type": "update", **self._cells(identity)}
-            if draw < 0.4:
-                rows.discard(identity)
-                body = {"type": "delete", "id": identity}
+            body = self._changed(rows, self.chance.choice(sorted(rows)), is_delete=draw < 0.4)
         return self._text(body | self._next(name))
+
+    def _changed(
+        self, rows: dict[Any, dict[str, Any]], identity: Any, *, is_delete: bool
+    ) -> dict[str, Any]:
+        """An update or a delete of a row, some with a before-image, and some of these with a new key."""
+        old = rows.pop(identity)
+        body = {"type": "delete", "id": identity}
+        if not is_delete:
+            body = {"type": "update", **self._cells(identity)}
+        if self.images and self.chance.random() < self.images:
+            columns = [column for column in old if self.chance.random() < 0.6]
+            before = {column: old[column] for column in columns}
+            if before and self.chance.random() < self.oddness:
+                before[self.chance.choice(columns)] = self.chance.choice((None, 7, "odd"))
+            if not is_delete and self.chance.random() < 0.3:
+                before["id"] = identity
+                identity = f"moved-{self.chance.randrange(10**6)}"
+                body["id"] = identity
+            body["before"] = self.chance.choice((before, before, before, None))
+        if not is_delete:
+            cells = {column: cell for column, cell in body.items() if column in COLUMNS}
+            rows[identity] = old | cells
+        return body
 
     def _text(self, body: dict[str, Any]) -> bytes:
         if self.chance.random() < 0.3:

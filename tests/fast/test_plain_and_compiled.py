@@ -33,13 +33,14 @@ def _world(seed: int, oddness: float, *, eager: bool, **choices: Any) -> Twin:
     sequenced = chance.random() < 0.7
     tier = choices["tier"]
     table = {
-        "key": chance.choice(KEYS),
+        "key": choices.pop("key", None) or chance.choice(KEYS),
         "columns": COLUMNS,
         "before": chance.random() < 0.7,
         "sequence": "seq" if sequenced else None,
         "lenient": tier in {"none", "order"},
     }
-    producer = OddProducer(chance, oddness, sequenced)
+    images = choices.pop("images", 0.0)
+    producer = OddProducer(chance, oddness, sequenced, images)
     tasks = [
         [
             [producer.send() for _ in range(chance.randrange(1, 60))]
@@ -54,23 +55,52 @@ def _world(seed: int, oddness: float, *, eager: bool, **choices: Any) -> Twin:
 @given(
     seed=st.integers(0, 2**32),
     oddness=st.sampled_from([0.0, 0.02, 0.1, 0.5]),
+    images=st.sampled_from([0.0, 0.05, 0.8]),
     tier=st.sampled_from(["none", "once", "order", "strict"]),
     on_poison=st.sampled_from(["quarantine", "skip", "halt"]),
 )
 def test_both_folds_give_the_same(
-    seed: int, oddness: float, tier: str, on_poison: OnPoison
+    seed: int, oddness: float, images: float, tier: str, on_poison: OnPoison
 ) -> None:
     """Whatever producers send, however it is cut into stretches and tasks, nobody can tell which
     fold it was.
     """
-    _world(seed, oddness, eager=True, tier=tier, on_poison=on_poison)
+    _world(seed, oddness, images=images, eager=True, tier=tier, on_poison=on_poison)
 
 
 @settings(max_examples=60)
-@given(seed=st.integers(0, 2**32), oddness=st.sampled_from([0.0, 0.1, 0.9]))
-def test_going_back_to_the_plain_way_changes_nothing(seed: int, oddness: float) -> None:
+@given(
+    seed=st.integers(0, 2**32),
+    oddness=st.sampled_from([0.0, 0.1, 0.9]),
+    images=st.sampled_from([0.0, 0.1]),
+)
+def test_going_back_to_the_plain_way_changes_nothing(
+    seed: int, oddness: float, images: float
+) -> None:
     """Stretches that are too unusual are folded the plain way, and the rows follow."""
-    _world(seed, oddness, eager=False, tier="strict", on_poison="quarantine")
+    _world(seed, oddness, images=images, eager=False, tier="strict", on_poison="quarantine")
+
+
+def test_before_images_and_new_keys_go_through_the_compiled_rows() -> None:
+    """The comparison means something: rows in the arena get new keys, and false images are found
+    between records of compiled code.
+    """
+    compiled = _world(
+        11, 0.1, images=0.3, eager=True, tier="strict", on_poison="quarantine", key=["id"]
+    )
+    rows = compiled.outcome()["rows"]
+    assert compiled.compiled_record_count > 0.3 * len(rows) > 10
+    moved = [row for row in rows if row["op"] == "insert" and row["id"].startswith("moved-")]
+    assert moved
+    causes = [finding.cause for report in compiled.reports for finding in _findings_of(report)]
+    assert any(cause.startswith("before-image differs") for cause in causes)
+
+
+def _findings_of(report: list[Any]) -> list[Any]:
+    """The findings of the report of a task; the report of a batch has none."""
+    is_of_task = len(report) > 2
+    findings: list[Any] = report[0] if is_of_task else []
+    return findings
 
 
 def test_usual_messages_are_folded_in_bulk() -> None:
@@ -94,6 +124,7 @@ def test_both_folds_give_the_same_on_many_seeds(block: int) -> None:
             eager=chance.random() < 0.7,
             tier=tier,
             on_poison=on_poison,
+            images=chance.choice([0.0, 0.05, 0.8]),
         )
 
 

@@ -170,6 +170,54 @@ def test_another_create_does_not_take_the_values_of_a_deleted_row() -> None:
     assert (folded.headless, rows_of(folded)) == (1, [])
 
 
+@pytest.mark.parametrize("session", ["key", "partition"])
+def test_an_update_with_full_images_may_change_the_key_of_the_table(session: str) -> None:
+    """It is not the key of the source then. The row moves, with the value that did not change."""
+    messages = [
+        event("r", row()),
+        event("u", row(id=7, customer="c2", big=UNAVAILABLE), row()),
+        CRASH,
+        event("u", row(id=7, customer="c3"), row(id=7, customer="c2")),
+    ]
+    folded = fold_orders(messages, session=session, debezium={"before_images": "full"})
+    assert causes(folded) == []
+    assert [(record["op"], record["id"]) for record in folded.records] == [
+        ("snapshot", 1),
+        ("delete", 1),
+        ("insert", 7),
+        ("update", 7),
+    ]
+    (moved_row,) = rows_of(folded)
+    assert (moved_row["id"], moved_row["customer"]) == (7, "c3")
+    assert folded.records[2]["big"] == ROW["big"]
+    # Without full images `before` may have the defaults of the types, so no key is taken from it.
+    folded = fold_orders(messages, session=session)
+    assert [plain["id"] for plain in rows_of(folded)] == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("messages", "cause"),
+    [
+        (
+            [event("r", row()), event("u", row(id=2), row(customer="lost"))],
+            "before-image differs from the row in customer: id=1",
+        ),
+        (
+            [event("r", row()), event("r", row(id=2)), event("u", row(id=2), row())],
+            "change of a key to one that is there already: id=2",
+        ),
+        ([event("u", row(id=2), row())], "update of a missing row: id=1"),
+    ],
+)
+def test_a_changed_key_that_contradicts_the_rows_is_a_finding(
+    messages: list[Any], cause: str
+) -> None:
+    """At its own offset, with the key that the contradiction is about."""
+    settings = {"before_images": "full", "history": "whole"}
+    folded = fold_orders(messages, session="partition", debezium=settings)
+    assert causes(folded) == [("precondition", len(messages) - 1, cause)]
+
+
 def test_a_truncate_empties_its_partition() -> None:
     """By key it is refused: a session does not know the other rows."""
     messages = [event("r", row()), event("r", row(id=2)), event("t"), event("c", row(id=3))]
@@ -372,6 +420,16 @@ def test_a_column_may_have_any_name_and_an_older_source_may_lack_it() -> None:
         decoder="debezium",
     )
     assert rows_of(folded) == [{"id": 1, "type": "y", "source": None, "extra": 7}]
+    folded = fold_table(
+        [
+            event("c", {"id": 1, "op": "x", "offset": 5}),
+            event("u", {"id": 1, "op": UNAVAILABLE, "offset": 6}),
+        ],
+        key=["id"],
+        columns={"id": "int64", "op": "string", "offset": "int64"},
+        decoder="debezium",
+    )
+    assert rows_of(folded) == [{"id": 1, "row_op": "x", "row_offset": 6}]
 
 
 def test_schemas_are_remembered_up_to_a_limit() -> None:

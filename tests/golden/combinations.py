@@ -38,7 +38,7 @@ def stream_text(tier: str, machine: str, topics: str, read: str) -> str:
 
 
 def write_stream(
-    folder: Path, tier: str, machine: str, topics: str = "golden-[ab]", read: str = "spark"
+    folder: Path, tier: str, machine: str, topics: str = "golden-[ab]", read: str = "task"
 ) -> str:
     """Write the stream file of a combination; its name."""
     (folder / "streams").mkdir(exist_ok=True)

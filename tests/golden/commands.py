@@ -19,7 +19,13 @@ import pytest
 
 from tests.golden.messages import Batch, Message
 from tests.golden.output import GOLDEN, later, opened
-from tests.golden.product import FakeCluster, command, commands_with_json, link_jars
+from tests.golden.product import (
+    FakeCluster,
+    command,
+    commands_with_json,
+    forget_modules,
+    link_jars,
+)
 from tests.golden.shape import answer_shape, kinds, shape
 
 FOLDER = Path(__file__).parent / "json"
@@ -300,7 +306,31 @@ def doubtful(run: Recorder) -> None:
     run("restored", "accept", "orders", "--restored", "--because", "a test")
 
 
+def beginning(run: Recorder) -> None:
+    """Commands of the first hour: what is there, and a stream of one's own."""
+    run("all", "topics")
+    run("some", "topics", "in-.*")
+    run("none", "topics", "nobody")
+    run("no pattern", "topics", "(")
+    run("all", "streams")
+    (run.folder / "streams/broken.toml").write_text("machine = 1\n")
+    run("a broken one", "streams")
+    lines = run.folder / "lines.jsonl"
+    lines.write_text('{"id": "a", "seq": 1}\n{"id": "b", "seq": 2}\n{"id": "a", "seq": 3}\n')
+    run("no such topic", "produce", "FILE", str(lines), "--topic", "mine")
+    run("sent", "produce", "FILE", str(lines), "--topic", "mine", "--create", "--key", "id")
+    run("no such field", "produce", "FILE", str(lines), "--topic", "mine", "--key", "name")
+    run("no such file", "produce", "FILE", "nowhere.jsonl", "--topic", "mine")
+    run("from a sample", "new", "mine")
+    run("there already", "new", "mine")
+    run("for the table machine", "new", "copy", "--topic", "in-a")
+    run("an example", "new", "later")
+    run("no such name", "new", "records")
+    forget_modules(run.folder)
+
+
 GROUPS: dict[str, Callable[[Recorder], None]] = {
+    "beginning": beginning,
     "looking": looking,
     "working": working,
     "hurt": hurt,

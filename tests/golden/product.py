@@ -9,9 +9,11 @@ follow; the golden files must not change.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import json
 import os
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ from seriatim.embedded import doctor
 from seriatim.engine.offsets import Partition
 from seriatim.engine.retention import RetentionRules
 from seriatim.kafka import past_messages as consumer_module
+from seriatim.kafka import sending
 from seriatim.testing import MemoryBatches, MemoryClock, MemoryKafka, MemoryReader
 from tests.command_tree import load_commands
 from tests.golden.messages import Batch
@@ -122,6 +125,12 @@ class FakeCluster:
         """Lose the end of a log, as an unclean election does."""
         self.kafka.truncate(Partition(topic, partition), end)
 
+    def create_topics(self, _client: Mapping[str, str], topics: Mapping[str, int]) -> None:
+        """Create the topics that do not exist."""
+        for topic, partitions in topics.items():
+            if topic not in self.kafka.topics:
+                self.kafka.create(topic, partitions)
+
     def retain(self, topic: str, hours: int) -> None:
         """Set the retention of a topic."""
         self.kafka.topics[topic].rules = RetentionRules(retention_ms=hours * 3_600_000)
@@ -155,6 +164,10 @@ class FakeCluster:
             )
             patch.setattr(context, "LazySpark", lambda file, *_: FakeReader(self, file))
             patch.setattr(context, "new_attempt", lambda: next(self._attempts))
+            patch.setattr(
+                sending, "MessageSender", type("MessageSender", (FakeSender,), {"cluster": self})
+            )
+            patch.setattr(sending, "create_topics", self.create_topics)
             patch.setattr(clock_module, "WallClock", lambda: self.clock)
             patch.setattr(time, "time", self.clock.now_seconds)
             # Doctor would start Spark, which takes longer than all other commands together.
@@ -182,6 +195,18 @@ def environment(
     patch.setenv("SERIATIM_OUTBOX", str(folder / "outbox"))
     patch.chdir(folder)
     yield
+
+
+def forget_modules(folder: Path) -> None:
+    """Forget the machines that were imported from a folder. A command of a user is a process of its
+    own; in this one, a later stream of the same name would find them.
+    """
+    for name, module in list(sys.modules.items()):
+        source = getattr(module, "__file__", None)
+        if source and Path(source).is_relative_to(folder):
+            del sys.modules[name]
+    sys.path[:] = [path for path in sys.path if not Path(path).is_relative_to(folder)]
+    importlib.invalidate_caches()
 
 
 def link_jars(home: Path) -> None:
@@ -221,8 +246,8 @@ class FakeReader:
         fold_task = context.SparkFoldTask(
             self.file, dict(works), kafka, traced_sessions=self.traced_sessions
         )
-        return lambda partition, stretches: fold_task(
-            partition, (arrow_batch(stretch) for stretch in stretches)
+        return lambda partition, whole, stretches: fold_task(
+            partition, whole, (arrow_batch(stretch) for stretch in stretches)
         )
 
     def stop(self) -> None:
@@ -230,6 +255,25 @@ class FakeReader:
 
     def kill(self) -> None:
         """There is no Spark to be killed."""
+
+
+class FakeSender:
+    """Sends messages to the fake cluster, which has them at once."""
+
+    cluster: FakeCluster
+
+    def __init__(self, client: Mapping[str, str]) -> None:  # noqa: ARG002  # there is no client
+        self.sent_count = 0
+
+    def send(self, topic: str, key: str | None, value: bytes, source: str = "") -> None:  # noqa: ARG002
+        """One message, of now."""
+        self.sent_count += 1
+        now_ms = round(self.cluster.clock.now * 1000)
+        self.cluster.kafka.produce(topic, key, value, timestamp=now_ms)
+
+    def finish(self) -> int:
+        """All are there."""
+        return self.sent_count
 
 
 class FakeReread:

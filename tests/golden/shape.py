@@ -17,6 +17,7 @@ from tests.golden.product import Answer
 
 TEXTS = {
     "age",
+    "because",
     "behind",
     "cause",
     "closes",

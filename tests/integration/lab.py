@@ -42,7 +42,7 @@ Sent = tuple[str, int, str | bytes | None, Any]
 class Lab:
     """One test's streams and their output."""
 
-    def __init__(self, folder: Path, broker: BrokerInfo, spark: Any, read: str = "spark") -> None:
+    def __init__(self, folder: Path, broker: BrokerInfo, spark: Any, read: str = "task") -> None:
         self.folder, self.servers, self.spark, self.read = (
             folder,
             broker.bootstrap_servers,

@@ -47,6 +47,7 @@ class Served:
         self.lake.write_run_status(self.made)
         self.lake.write_run_status(self.lake.stream("payments", partitions=6, slices=5))
         self.lake.write_run_status(self.lake.stream("quotes", partitions=24, slices=4, tier="once"))
+        (self.lake.streams / "broken.toml").write_text("topics = 7")
         (folder / "airflow").mkdir()
         (folder / "passwords.json").write_text(json.dumps({USER: PASSWORD}))
         self.address = f"http://127.0.0.1:{self.port}"
@@ -174,6 +175,36 @@ def test_pages_answer_without_kafka(airflow: Served) -> None:
     status, said = airflow.ask("/seriatim/dag/seriatim_watch")
     assert status == 404
     assert "is no stream" in said
+
+
+def test_a_broken_stream_file_is_on_the_page(airflow: Served) -> None:
+    """It has no DAG, so Airflow itself lists it nowhere but among its import errors."""
+    assert airflow.ask("/api/v2/dags/broken")[0] == 404
+    status, said = airflow.ask("/seriatim/")
+    assert status == 200
+    assert "broken.toml: " in said
+    assert "payments" in said
+
+
+def test_a_refused_form_is_answered_with_a_sentence(airflow: Served) -> None:
+    """In place of the schema of the field, for both forms; a form that is accepted is as ever."""
+    for dag, conf, sentence in (
+        ("orders", {"from": "-1"}, "from: found '-1'. Allowed: an offset like 41000, or a time"),
+        ("orders", {"action": "rm"}, "action: found 'rm'. Allowed: run | backfill | replay."),
+        ("seriatim_repair", {"stream": "order"}, "stream: there is no stream 'order'. Allowed: "),
+        (
+            "seriatim_repair",
+            {"stream": "orders", "partition": "3"},
+            "partition: found '3'. Allowed: a place like prefix-a/3.",
+        ),
+    ):
+        body = {"logical_date": None, "conf": conf}
+        status, said = airflow.ask(f"/api/v2/dags/{dag}/dagRuns", body)
+        detail = json.loads(said)["detail"]
+        assert (status, detail[: len(sentence)]) == (400, sentence)
+        assert "schema" not in detail
+    accepted = {"logical_date": None, "conf": {"messages_max": 5}}
+    assert airflow.ask("/api/v2/dags/orders/dagRuns", accepted)[0] == 200
 
 
 def test_airflow_knows_the_entry_and_the_tabs(airflow: Served) -> None:

@@ -195,7 +195,10 @@ def answered(place: TroubledAirflow, answer: str) -> str:
     """A run of the repair DAG, with what the mail says to paste and what goes on without the
     message; to its end.
     """
-    text = place.text("four")
+    # A later mail may say something else, for example that a run is over: the values are in the mail
+    # about the finding.
+    texts = [place.text_of(mail) for mail in place.mails_about("four")]
+    text = next(text for text in reversed(texts) if '{"stream"' in text)
     values = json.loads(
         text[text.index('{"stream"') : text.index("}", text.index('{"stream"')) + 1]
     )

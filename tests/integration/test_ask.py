@@ -12,7 +12,8 @@ from itertools import islice
 from confluent_kafka import Consumer, TopicPartition
 
 from seriatim.demo.generator import CollectionPoints, DemoFault, inject_faults
-from seriatim.demo.producer import SnapshotRequestListener, create_topics, send_messages
+from seriatim.demo.producer import SnapshotRequestListener, send_messages
+from seriatim.kafka.sending import create_topics
 from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
 from seriatim.ledger.gaps import SnapshotRequest
 from tests.integration.lab import Lab, silent

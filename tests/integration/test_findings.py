@@ -241,6 +241,12 @@ def test_errors_fit_on_one_screen(lab: Lab, topic: Callable[..., str]) -> None:
     again = lab.command("run", stream)
     assert again.returncode == 0
     status: dict[str, Any] = json.loads(lab.command("status", stream, "--json").stdout)
-    assert status["quarantined"] == [
-        {"session": "s", "topic": name, "partition": 0, "offset": 1, "finding": "sequence gap"}
-    ]
+    (quarantined,) = status["quarantined"]
+    told_session = {
+        "session": "s",
+        "topic": name,
+        "partition": 0,
+        "offset": 1,
+        "finding": "sequence gap",
+    }
+    assert told_session.items() <= quarantined.items()

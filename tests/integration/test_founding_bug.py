@@ -13,7 +13,10 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
+from seriatim import context, stream_files
+from seriatim.engine.offsets import OffsetRange, Partition, Ranges
 from tests.integration.lab import Lab, fold_records, silent
 from tests.integration.test_slices import snapshot, update
 
@@ -36,16 +39,15 @@ def test_spark_loses_order_when_it_spills_and_we_do_not(
     name = topic(1)
     lab.send([(name, 0, "s", snapshot(1, ("x", 0.0, 0)))])
     lab.send((name, 0, "s", update(i + 1, "x", float(i))) for i in range(1, MESSAGES))
-    stream = lab.stream("ours", name)
-    outcome = lab.fold(stream)
-    records = lab.records(stream)
-
     assert inversions > 0, "Spark's own operator kept order: has the founding bug been fixed?"
     assert last_price != MESSAGES - 1, "no stuck row: has the founding bug been fixed?"
-    assert outcome.messages == MESSAGES
-    assert [row["offset"] for row in records] == list(range(MESSAGES))
-    assert [row["sequence"] for row in records] == list(range(1, MESSAGES + 1))
-    assert fold_records(records)[name, "s"]["x"]["price"] == MESSAGES - 1
+    for read in ("task", "spark"):
+        stream = lab.stream(f"ours-{read}", name, slice={"read": read})
+        assert lab.fold(stream).messages == MESSAGES
+        records = lab.records(stream)
+        assert [row["offset"] for row in records] == list(range(MESSAGES))
+        assert [row["sequence"] for row in records] == list(range(1, MESSAGES + 1))
+        assert fold_records(records)[name, "s"]["x"]["price"] == MESSAGES - 1
 
 
 def spark_operator(spark: Any, folder: Path) -> tuple[int, float]:
@@ -83,22 +85,33 @@ def spark_operator(spark: Any, folder: Path) -> tuple[int, float]:
     return row["backward"], float(row["last"])
 
 
-def test_no_shuffle_in_our_plan(lab: Lab, topic: Callable[..., str]) -> None:
-    """The physical plan sorts within partitions and exchanges nothing."""
-    from seriatim import context, stream_files
-    from seriatim.engine.offsets import OffsetRange, Partition
-
+@pytest.mark.parametrize("read", ["task", "spark"])
+def test_no_shuffle_in_our_plan(lab: Lab, topic: Callable[..., str], read: str) -> None:
+    """The physical plan exchanges nothing, for exact ranges and for a slice. Where Spark's source
+    reads, it sorts within partitions.
+    """
     name = topic(2)
     lab.send([(name, p, "s", snapshot(1, ("x", 0.0, 0))) for p in range(2)])
-    file = stream_files.load_stream(lab.stream("plan", name), lab.settings.streams)
+    stream = lab.stream("plan", name, slice={"read": read})
+    file = stream_files.load_stream(stream, lab.settings.streams)
     reader = context.LazySpark(file, lab.settings, silent)
     reader.spark = lab.spark()
     ranges = {Partition(name, p): OffsetRange(0, 1) for p in range(2)}
+    sources: list[Any] = [reader.read_ranges(ranges)]
+    plans: list[tuple[str, int]] = []
 
-    frame = reader.read_ranges(ranges).build_frame(context.SparkFoldTask(file, {}))
-    plan = frame._jdf.queryExecution().executedPlan().toString()
+    def on_slice(_: Ranges, source: Any) -> bool:
+        for read_source in (*sources, source):
+            frame = read_source.build_frame(context.SparkFoldTask(file, {}))
+            plan = frame._jdf.queryExecution().executedPlan().toString()
+            plans.append((plan, frame.rdd.getNumPartitions()))
+        return True
 
-    assert "Sort [topic" in plan
-    assert "MapInArrow" in plan
-    assert "Exchange" not in plan
-    assert frame.rdd.getNumPartitions() == 2
+    reader.read_slices(dict.fromkeys(ranges, 0), 100, on_slice)
+
+    assert len(plans) == 2
+    for plan, partition_count in plans:
+        assert ("Sort [topic" in plan) is (read == "spark")
+        assert "MapInArrow" in plan
+        assert "Exchange" not in plan
+        assert partition_count == 2

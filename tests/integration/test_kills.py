@@ -110,9 +110,10 @@ def test_a_killed_worker_is_platform_trouble(lab: Lab, topic: Callable[..., str]
         workers = [
             child
             for child in me.children(recursive=True)
-            if "seriatim.spark_daemon" in _words(child)
+            if _words(child)[-2:] == ["seriatim.spark_daemon", "pyspark.worker"]
         ]
-        # The first one is the daemon, which forks the others. One that is killed while it waits for
+        # The first one is the daemon, which forks the others: those that hand out ranges, and those
+        # that fold. One that is killed while it waits for
         # work is forked anew, so they are killed until the run has ended.
         for worker in workers[1:]:
             with suppress(psutil.NoSuchProcess):

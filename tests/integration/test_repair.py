@@ -139,7 +139,7 @@ def test_slices_of_other_partitions_commit_during_a_long_repair(
 
     arm(meanwhile)
     try:
-        repaired(lab, hurt, 500, partition=f"{name}/0")
+        repaired(lab, hurt, 30, partition=f"{name}/0")
     finally:
         arm(None)
     assert [

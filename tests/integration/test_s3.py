@@ -12,7 +12,15 @@ import pytest
 
 from tests.conftest import BROKER_HOME
 from tests.integration.lab import Lab, fold_messages, fold_records
+from tests.integration.test_kills import killed_at
 from tests.integration.test_slices import tables
+from tests.s3_proxy import proxy_process
+
+KILL_POINTS = ("mid-fold", "manifest-written", "committed")
+KILLED_MESSAGES = 6_000
+LOSSY_MESSAGES = 1_000_000
+LOSSY_RUNS_MAX = 20
+TROUBLE_SHARE = 0.2
 
 
 def _expect(lab: Lab, exit_code: int, *arguments: str) -> str:
@@ -99,3 +107,64 @@ def _files_with(folder: Path, text: str) -> list[str]:
     """The files below a folder that have a text in them."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return [path.name for path in files if text.encode() in path.read_bytes()]
+
+
+@pytest.mark.full
+def test_kills_and_two_runs_at_once_in_a_bucket(
+    lab: Lab, topic: Callable[..., str], s3_url: str
+) -> None:
+    """Real processes, killed and racing: records and state as on a disk in one go. Then the commands
+    that look: a report, a look by watch, and verify after a compaction.
+    """
+    name = topic(2)
+    messages = tables({name: 2}, 20, KILLED_MESSAGES)
+    portion = len(messages) // (len(KILL_POINTS) + 1)
+    on_disk = lab.stream("ondisk", name)
+    stream = lab.stream("inbucket", name, output={"path": s3_url})
+    for number, point in enumerate(KILL_POINTS):
+        lab.send(messages[number * portion : (number + 1) * portion])
+        killed_at(lab, stream, point, "--messages-max", "1000")
+    lab.send(messages[len(KILL_POINTS) * portion :])
+    runs = [lab.start("run", stream, "--messages-max", "500") for _ in range(2)]
+    errors = [run.communicate(timeout=900)[1] for run in runs]
+    assert {run.returncode for run in runs} <= {0, 5}, errors
+    _expect(lab, 0, "run", stream, "--check")
+    lab.fold(on_disk)
+    assert lab.digest(stream) == lab.digest(on_disk)
+
+    _expect(lab, 0, "report", stream)
+    _expect(lab, 0, "watch", "--once")
+    _expect(lab, 0, "compact", stream)
+    _expect(lab, 0, "verify", stream)
+    assert lab.digest(stream) == lab.digest(on_disk)
+
+
+@pytest.mark.full
+def test_a_lossy_way_to_the_bucket_loses_and_doubles_nothing(
+    lab: Lab,
+    topic: Callable[..., str],
+    s3_url: str,
+    s3_variables: dict[str, str],
+) -> None:
+    """A fifth of all requests is refused, cut off or stalls, or its answer gets lost. A run ends by
+    itself or says platform trouble, and the next one goes on.
+    """
+    names = {topic(3): 3}
+    lab.send(tables(names, 200, LOSSY_MESSAGES))
+    on_disk = lab.stream("ondisk", "|".join(names))
+    stream = lab.stream("inbucket", "|".join(names), output={"path": s3_url})
+    endpoint = s3_variables["AWS_ENDPOINT_URL"]
+    with proxy_process(endpoint, TROUBLE_SHARE, seed=1, stalls=True) as proxy:
+        for _ in range(LOSSY_RUNS_MAX):
+            run = lab.command(
+                "run", stream, "--messages-max", "100000", AWS_ENDPOINT_URL=proxy.endpoint
+            )
+            assert run.returncode in (0, 4), run.stderr
+            if run.returncode == 0:
+                break
+    assert run.returncode == 0
+    lab.fold(on_disk)
+    assert lab.digest(stream) == lab.digest(on_disk)
+    accounts = lab.ledger(stream).partitions.values()
+    assert sum(account.messages for account in accounts) == LOSSY_MESSAGES
+    _expect(lab, 0, "verify", stream)

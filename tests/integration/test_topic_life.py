@@ -160,7 +160,7 @@ def test_made_again_in_mid_run_between_two_slices(lab: Lab, topic: Create) -> No
     acted: list[int] = []
 
     def between(done: int, _: int) -> None:
-        if not acted:
+        if done and not acted:
             acted.append(done)
             make_again(lab, topic, name)
             lab.send(life(name, 0, "xy", 200, 500.0))

@@ -16,12 +16,13 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
 )
 
-from seriatim.demo.producer import SnapshotRequestListener, _MessageSender, create_topics
+from seriatim.demo.producer import SnapshotRequestListener
 from seriatim.embedded.broker import cluster_id
 from seriatim.errors import ConfigError
 from seriatim.kafka import client
 from seriatim.kafka.log import KafkaLog
 from seriatim.kafka.past_messages import KafkaPastMessageReader
+from seriatim.kafka.sending import MessageSender, create_topics
 from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
 
 
@@ -256,7 +257,7 @@ USERS: dict[str, Callable[[dict[str, str], Path], Any]] = {
     "requests": lambda settings, _: KafkaSnapshotRequester(settings, "asks").send([]),
     "answers": lambda settings, _: SnapshotRequestListener(settings, "asks"),
     "topics": lambda settings, _: create_topics(settings, {}),
-    "send": lambda settings, _: _MessageSender(settings),
+    "send": lambda settings, _: MessageSender(settings),
     "doctor": lambda settings, _: cluster_id("127.0.0.1:9", 0.1, settings),
 }
 
@@ -289,3 +290,29 @@ def test_a_certificate_that_is_no_text_is_a_configuration_error(tmp_path: Path) 
     (tmp_path / "c.der").write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="is not PEM"):
         client.java_settings({"ssl.certificate.location": str(tmp_path / "c.der")})
+
+
+def test_a_named_cluster_has_its_own_settings(tmp_path: Path) -> None:
+    """From a section, from variables with underscores, or from a file that is named there."""
+    file = tmp_path / "kafka.properties"
+    file.write_text("security.protocol=SSL\nclient.id=of-the-file\n")
+    options = {"bootstrap_servers": "west:9092", "client.id": "west", "config": str(file)}
+    assert client.named_client_settings("west", options) == {
+        "bootstrap.servers": "west:9092",
+        "client.id": "west",
+        "security.protocol": "SSL",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"client.id": "x"}, "it has no bootstrap.servers"),
+        ({"bootstrap.servers": "x", "plugin.library.paths": "/x"}, "is no setting of a cluster"),
+    ],
+)
+def test_a_wrong_section_of_a_cluster_is_refused(options: dict[str, str], message: str) -> None:
+    """The error names the section."""
+    with pytest.raises(ConfigError, match=message) as raised:
+        client.named_client_settings("west", options)
+    assert "[kafka.west]" in raised.value.next

@@ -462,6 +462,7 @@ def test_entries_of_earlier_formats_are_read(kind: EntryKind) -> None:
     written = msgspec.json.decode(msgspec.json.encode(decoded))
     assert written.pop("kind") == kind
     assert written.pop("refolded_messages", 0) == 0
+    assert written.pop("cluster_id", "") == ""
     assert written == {name: FIELDS_BEFORE_TYPES[name] for name in written}
     assert {"attempt", "product", "changes", "reason", "took_seconds"} <= set(written)
     assert ("removed" in written) == (kind in ("repair", "compact"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections import Counter
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from seriatim.engine.offsets import Partition
-from seriatim.errors import ConfigError
+from seriatim.errors import ConfigError, PlatformError
 from seriatim.ledger.commit import build_manifest
 from seriatim.ledger.entries import SliceEntry, StartEntry
 from seriatim.ledger.manifests import (
@@ -263,3 +264,45 @@ def test_a_ledger_after_an_entry_of_an_unknown_kind_is_refused() -> None:
         with pytest.raises(ConfigError, match="no entry of kind 'archive'") as refused:
             read(reference)
         assert refused.value.next == "install Seriatim 0.9.1 or newer"
+
+
+class TroubledStore(CountingStore):
+    """Its disk cannot be read at the moment."""
+
+    is_troubled = False
+
+    def read(self, key: str) -> bytes:
+        if self.is_troubled:
+            raise OSError(errno.EIO, "Input/output error", key)
+        return super().read(key)
+
+
+def test_a_store_in_trouble_is_no_damage() -> None:
+    """A manifest that is missing or changed is damaged; one that cannot be read now may be well. The
+    one is for a person to repair, the other to be tried again.
+    """
+    history = History()
+    history.store = store = TroubledStore()
+    history.files = ManifestFiles(store)
+    history.commit({0, 1, 2})
+    history.commit({0})
+    store.is_troubled = True
+    with pytest.raises(PlatformError, match="Input/output error") as caught:
+        ManifestFiles(store).read(history.references[-1])
+    assert caught.value.exit_code == 4
+    assert history.references[-1].path in caught.value.message
+    store.is_troubled = False
+    assert ManifestFiles(store).read(history.references[-1]).entry.sequence == 1
+
+
+def test_an_entry_is_written_whole_if_its_base_cannot_be_read() -> None:
+    """A whole manifest needs nothing but itself."""
+    history = History()
+    history.store = store = TroubledStore()
+    history.files = ManifestFiles(store)
+    history.commit({0, 1, 2})
+    store.is_troubled = True
+    history.files = ManifestFiles(store)
+    history.commit({0})
+    store.is_troubled = False
+    assert history.whole_entries() == [0, 1]

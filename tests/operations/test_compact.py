@@ -265,7 +265,7 @@ def repair(made: MemoryStream) -> None:
     olds.sort(key=lambda file: file.first_offset)
     stem = f"{account.epoch}-{account.frontier}-h{len(made.ledger.commits)}"
     new = made.files.concatenate(A0, account.topic_id, stem, olds)
-    state = made.files.save(A0, stem, {}, account.state)
+    (state,) = made.files.save(A0, stem, {}, account.state)
     change = change_of(account, records=(new,), state=(state,), removed_rows=new.rows)
     removed = tuple(sorted(file.path for file in olds))
     by_hand(made, RepairEntry(attempt="h", hold="h", changes=(change,), removed_paths=removed))

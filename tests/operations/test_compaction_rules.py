@@ -109,11 +109,19 @@ def test_state_is_merged_when_it_is_worth_it() -> None:
     def files(*rows: int) -> list[File]:
         return [file(number, rows=one) for number, one in enumerate(rows)]
 
-    assert not is_worth_merging_state(files())
-    assert not is_worth_merging_state(files(5))
-    assert not is_worth_merging_state(files(100, 10))
-    assert is_worth_merging_state(files(100, 40, 10))
-    assert is_worth_merging_state(files(1_000, *[1] * 7))
+    assert not is_worth_merging_state(files(), TARGET)
+    assert not is_worth_merging_state(files(5), TARGET)
+    assert not is_worth_merging_state(files(100, 10), TARGET)
+    assert is_worth_merging_state(files(100, 40, 10), TARGET)
+    assert is_worth_merging_state(files(1_000, *[1] * 7), TARGET)
+
+
+def test_state_that_was_cut_by_size_is_not_merged_again_and_again() -> None:
+    """Files that are as few as their sizes allow stay; one more is worth a merge."""
+    full_files = [file(number, TARGET + 1, rows=100) for number in range(9)]
+    last_file = file(9, 10, rows=1)
+    assert not is_worth_merging_state([*full_files, last_file], TARGET)
+    assert is_worth_merging_state([*full_files, last_file, file(10, rows=1)], TARGET)
 
 
 def test_a_compaction_s_names_are_no_slice_s() -> None:

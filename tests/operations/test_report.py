@@ -66,3 +66,19 @@ def test_hostile_sessions_do_nothing_on_the_page() -> None:
     drawn = render_report(build_report(made.ledger, "s")[1])
     assert "<script" not in drawn
     assert "<img" not in drawn
+
+
+def test_all_that_waits_for_a_person_is_there() -> None:
+    """Not only halts: sessions in quarantine, holds and failed checks wait as well, each with what
+    to type.
+    """
+    made = create_filled_stream(2)
+    made.run()
+    send(made, A0, b"poison", 3)
+    made.run()
+    run_check(made, values_between("v", 0, 1, name="v is small"))
+    _, page = build_report(made.ledger, "s")
+    waiting = next(table for table in page.tables if table.title == "What waits for a person")
+    found = {(row[0], row[1]) for row in waiting.rows}
+    assert {("in-a/0", "quarantine"), ("in-a/0", "check")} <= found
+    assert all(row[-1].startswith("seriatim ") for row in waiting.rows)

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from seriatim.engine.failure import Failure
 from seriatim.engine.findings import Finding
 from seriatim.engine.offsets import OffsetRange, Partition, Ranges
-from seriatim.errors import ConfigError, FencedError, IntegrityError, PlatformError
+from seriatim.errors import (
+    ConfigError,
+    FencedError,
+    IntegrityError,
+    MissingTopicsError,
+    PlatformError,
+)
 from seriatim.ledger.model import Halt
 from seriatim.operations.plan import plan_run
 from seriatim.testing import MemoryStream
@@ -64,19 +71,23 @@ def test_slices_are_bounded() -> None:
 
 
 def test_progress_counts_up_to_the_total() -> None:
-    """Messages done and total, after each slice."""
+    """Messages done and total, when folding begins and after each slice."""
     made, told = create_filled_stream(2), []
     folding = made.folding()
     folding.progress = lambda done, total: told.append((done, total))
     folding.run(2)
-    assert told == [(2, 6), (4, 6), (6, 6)]
+    assert told == [(0, 6), (2, 6), (4, 6), (6, 6)]
 
 
-def test_no_topic_at_all_is_a_mistake_in_the_stream_file() -> None:
-    """Exit 2, and no ledger is made for it."""
+def test_without_any_topic_a_stream_waits_for_them() -> None:
+    """That has an error class of its own, so that a scheduler can wait as well. A person gets exit
+    code 2, since the name may be wrong; no ledger is made for it.
+    """
     made = create_stream()
-    with pytest.raises(ConfigError, match="no topic matches"):
+    with pytest.raises(MissingTopicsError, match="waiting for topics: no topic matches") as waiting:
         made.run()
+    assert waiting.value.exit_code == ConfigError.exit_code
+    assert isinstance(Failure.of(waiting.value).to_error(), MissingTopicsError)
     assert not made.ledger.commits
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from seriatim.engine.failure import LOOK_AT_WORKERS
 from seriatim.engine.files import SourceFailedError
-from seriatim.engine.offsets import Partition
-from seriatim.engine.task import PartitionWork, read_result, run_task
+from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.task import PartitionWork, find_work, read_result, run_task
 from seriatim.errors import (
     BrokenPromiseError,
     ConfigError,
@@ -84,3 +84,22 @@ def test_reading_that_broke_is_no_failure_of_the_task() -> None:
     kit: Any = SimpleNamespace(digests=raise_it)
     with pytest.raises(SourceFailedError):
         run_task(WORK, [], kit)
+
+
+@pytest.mark.parametrize(
+    ("partition", "whole"),
+    [
+        (Partition("a", 3), OffsetRange(1, 5)),
+        (Partition("a", 3), OffsetRange(0, 6)),
+        (Partition("a", 3), OffsetRange(5, 9)),
+        (Partition("a", 4), OffsetRange(0, 5)),
+    ],
+)
+def test_a_range_that_the_state_does_not_belong_to_is_refused(
+    partition: Partition, whole: OffsetRange
+) -> None:
+    """A frame of an earlier slice that Spark runs once more finds the work of the present one."""
+    works = {WORK.partition: WORK}
+    assert find_work(works, WORK.partition, OffsetRange(0, 5)) is WORK
+    with pytest.raises(BrokenPromiseError, match="the range that its state belongs to"):
+        find_work(works, partition, whole)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 from msgspec.structs import replace
 
 from seriatim.engine.retention import RetentionRules
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import HoldEntry
 from seriatim.ledger.model import Change
+from seriatim.operations.missing_messages import MissingMessageSearch
 from seriatim.operations.status import StreamStatus
 from seriatim.operations.watch import watch_stream
 from seriatim.testing import MemoryStream
@@ -36,6 +39,15 @@ def test_a_stream_that_is_caught_up_needs_nobody() -> None:
     assert (seen.nearest, seen.catches_up) == (None, True)
 
 
+def test_a_stream_without_topics_waits_for_them_and_needs_nobody() -> None:
+    """As soon as one is there, it is new, as any stream that was never run."""
+    made = create_stream()
+    waiting = watched(made)
+    assert (waiting.verdict, waiting.concerns, waiting.tone) == ("waiting for topics", [], "warn")
+    made.kafka.create("in-a", 1)
+    assert watched(made).verdict == "new"
+
+
 def test_messages_that_wait_while_no_run_comes_are_late() -> None:
     """Counted from the last entry, or from when the message came if that is later."""
     made = create_filled_stream()
@@ -47,7 +59,7 @@ def test_messages_that_wait_while_no_run_comes_are_late() -> None:
     made.clock.sleep(1)
     (late,) = watched(made).concerns
     assert late.kind == "late"
-    assert late.text.startswith("1 messages wait, no run for 1 h 0 min since entry")
+    assert late.text.startswith("1 message not folded yet, no run for 1 h 0 min since entry")
     assert late.next.startswith("seriatim run s")
 
 
@@ -71,9 +83,12 @@ def test_what_waits_for_a_person_is_said_and_is_not_late() -> None:
     made.clock.sleep(100 * HOUR)
     assert concerns(made) == {"halted": "in-a/1", "quarantine": ""}
     halted, quarantine = watched(made).concerns
-    assert halted.text.startswith("halted at offset 3: gap")
-    assert quarantine.text == "1 in quarantine, first s (poison)"
-    assert "seriatim status s" in halted.next
+    assert halted.text.startswith("at offset 3: gap")
+    assert quarantine.text == (
+        "1 of at most 2 sessions in quarantine until the next snapshot: 1 poison; first s in in-a/0 at offset 3"
+    )
+    assert "seriatim repair s --partition in-a/1" in halted.next
+    assert "seriatim repair s --partition in-a/0" in quarantine.next
     assert watched(made).verdict == "hurt"
 
 
@@ -113,10 +128,15 @@ def test_a_hold_is_brought_to_mind() -> None:
         made.ledger,
         made.clock,
         head,
-        HoldEntry(attempt="h", hold="repair-1", changes=(change,)),
+        HoldEntry(attempt="h", hold="id-1", changes=(change,), request='{"partition":"in-a/0"}'),
     )
     (held,) = watched(made).concerns
-    assert (held.kind, held.text) == ("held", "held by repair-1")
+    assert (held.kind, held.text) == (
+        "held",
+        "held by repair id-1 since 1970-01-01 00:00 UTC: seriatim repair s --partition in-a/0",
+    )
+    assert "seriatim repair s --resume id-1" in held.next
+    assert "seriatim repair s --abandon id-1" in held.next
 
 
 def test_settings_that_may_not_be_read_make_the_clock_blind() -> None:
@@ -159,7 +179,7 @@ def test_a_buffer_that_nothing_drains_is_raised() -> None:
     made.clock.sleep(1)
     (buffer,) = watched(made).concerns
     assert (buffer.kind, buffer.location) == ("buffer", "in-a/0")
-    assert buffer.text == "messages of 1 sessions wait for earlier ones, longest quiet: 1 h 1 min"
+    assert buffer.text == "messages of 1 session wait for earlier ones, longest quiet: 1 h 1 min"
     assert "sequence 2" in buffer.next
 
 
@@ -172,3 +192,61 @@ def test_a_backlog_that_is_being_folded_is_not_late() -> None:
     assert concerns(made) == {}
     made.clock.sleep(HOUR)
     assert concerns(made) == {"late": ""}
+
+
+def test_a_swap_is_told_when_the_missing_message_has_arrived() -> None:
+    """Before that the session only waits; the later look goes on where the earlier ended."""
+    made = create_stream(tier="strict", sequence="seq")
+    made.kafka.create("in-a")
+    for sequence, kind in ((1, "snapshot"), (2, "update"), (4, "update")):
+        tell_sequence(made, sequence, kind)
+    made.run()
+    first_look = searched(made)
+    assert [concern.key for concern in first_look.concerns] == ["quarantine"]
+    assert "sequence gap (a message never came)" in first_look.concerns[0].text
+    assert 'quarantine release s s --topic in-a/0 --because "…"' in first_look.concerns[0].next
+    assert "seriatim repair" not in first_look.concerns[0].next
+    tell_sequence(made, 3, "update")
+    made.run()
+    quarantine, swapped = searched(made, first_look).concerns
+    assert "sequence gap (messages were swapped)" in quarantine.text
+    assert swapped.key == "swapped in-a/0"
+    assert "sequence 3 came later, at offset 3" in swapped.text
+    assert swapped.next.startswith("seriatim repair s --partition in-a/0 --session s --apply")
+
+
+def test_a_look_without_a_search_keeps_what_is_known() -> None:
+    """A run writes the status file too, and does not search."""
+    made = create_stream(tier="strict", sequence="seq")
+    made.kafka.create("in-a")
+    for sequence, kind in ((1, "snapshot"), (3, "update")):
+        tell_sequence(made, sequence, kind)
+    made.run()
+    first_look = searched(made)
+    status = watch_stream(
+        made.stream, made.kafka, made.ledger, made.files, made.clock, previous=first_look
+    )
+    assert status.quarantined == first_look.quarantined
+    assert status.quarantined[0].missing is not None
+
+
+def tell_sequence(made: MemoryStream, sequence: int, kind: str) -> None:
+    """Send an update of row a with this sequence, or a snapshot."""
+    body: dict[str, object] = {"type": kind, "seq": sequence, "id": "a", "v": sequence}
+    if kind == "snapshot":
+        body = {"type": kind, "seq": sequence, "rows": [{"id": "a", "v": 0}]}
+    made.kafka.produce("in-a", "s", json.dumps(body).encode(), partition=0)
+
+
+def searched(made: MemoryStream, previous: StreamStatus | None = None) -> StreamStatus:
+    """One look that also searches for missing messages."""
+    search = MissingMessageSearch(made.open())
+    return watch_stream(
+        made.stream,
+        made.kafka,
+        made.ledger,
+        made.files,
+        made.clock,
+        search=search,
+        previous=previous,
+    )

@@ -1,7 +1,7 @@
 """The rules about messages, written once more without the fold: a session begins by a snapshot, its
 sequence has no hole, repeat or disorder, and no offset is missing.
 
-It shares no code with the fold: a mistake there shows as a difference here.
+It shares no rule with the fold: a mistake there shows as a difference here.
 
 Next: test_messages.py holds both against each other; operations/prove/verify_at.py is the product.
 """
@@ -18,6 +18,7 @@ from seriatim.operations.prove.verify_at import (
     IsExplained,
     ObservedMessage,
     ValidationFault,
+    record_fault,
 )
 
 
@@ -79,7 +80,8 @@ class Validator:
                 yield message, False
                 continue
             if message.poison or message.session is None:
-                self._record_fault(
+                record_fault(
+                    self.faults,
                     "poison",
                     partition,
                     message,
@@ -96,13 +98,13 @@ class Validator:
         expected_text = f"offset {expected}"
         actual = f"offset {message.offset}"
         if message.offset < expected:
-            self._record_fault("offset again", partition, message, expected_text, actual)
+            record_fault(self.faults, "offset again", partition, message, expected_text, actual)
             return
         level: FaultLevel = "error"
         if self.is_explained(partition, OffsetRange(expected, message.offset)):
             level = "warning"
             actual += " (explained when it was folded)"
-        self._record_fault("gap", partition, message, expected_text, actual, level)
+        record_fault(self.faults, "gap", partition, message, expected_text, actual, level)
 
     def _check_session(
         self,
@@ -126,8 +128,14 @@ class Validator:
             is_headless = needs_snapshot and not message.is_session_end
         if is_headless:
             level: FaultLevel = "error" if from_birth else "warning"
-            self._record_fault(
-                "headless", partition, message, "a snapshot first", "another message", level
+            record_fault(
+                self.faults,
+                "headless",
+                partition,
+                message,
+                "a snapshot first",
+                "another message",
+                level,
             )
         has_effect = self._check_sequence(partition, session, message)
         if is_headless or (needs_snapshot and session.snapshot_sequence is None):
@@ -164,11 +172,13 @@ class Validator:
             return
         expected = f"sequence {last_sequence + 1}"
         if session.take_missing(sequence):
-            self._record_fault("disorder", partition, message, expected, f"sequence {sequence}")
+            record_fault(
+                self.faults, "disorder", partition, message, expected, f"sequence {sequence}"
+            )
         if sequence <= last_sequence + 1:
             return
         actual = f"sequence {sequence}, closed by this snapshot"
-        self._record_fault("sequence gap", partition, message, expected, actual, "warning")
+        record_fault(self.faults, "sequence gap", partition, message, expected, actual, "warning")
 
     def _check_out_of_sequence(
         self,
@@ -186,7 +196,7 @@ class Validator:
         if sequence > last_sequence:
             session.missing_sequences.append((last_sequence + 1, sequence))
             session.last_sequence = sequence
-            self._record_fault("sequence gap", partition, message, expected, actual, level)
+            record_fault(self.faults, "sequence gap", partition, message, expected, actual, level)
             return True
         if message.is_session_end:
             return True
@@ -194,29 +204,5 @@ class Validator:
         first_sequence = session.first_sequence
         is_before_first = first_sequence is not None and sequence < first_sequence
         kind = "disorder" if was_missing or is_before_first else "repeat"
-        self._record_fault(kind, partition, message, expected, actual, level)
+        record_fault(self.faults, kind, partition, message, expected, actual, level)
         return False
-
-    def _record_fault(
-        self,
-        kind: str,
-        partition: Partition,
-        message: ObservedMessage,
-        expected: str,
-        actual: str,
-        level: FaultLevel = "error",
-    ) -> None:
-        """Record the first fault of a kind, and count the others."""
-        fault = self.faults.get((kind, level))
-        if fault is not None:
-            fault.count += 1
-            return
-        self.faults[kind, level] = ValidationFault(
-            kind=kind,
-            partition=partition,
-            offset=message.offset,
-            session=message.session,
-            expected=expected,
-            found=actual,
-            level=level,
-        )

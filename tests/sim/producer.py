@@ -42,6 +42,8 @@ class Sent(Struct, frozen=True):
     sequence: int | None = None
     rows: tuple[tuple[Any, ...], ...] = ()
     """Of a table; an update's row has `...` where a column is left out."""
+    before: tuple[Any, ...] | None = None
+    """The before-image of an update or delete, with `...` where a column is left out."""
     value: int = 0
 
 
@@ -109,6 +111,8 @@ class MessageProducer:
         """The share of messages that are wrong in some way."""
         self.no_session_rate = random.choice((0.0, 0.0, 0.01)) if self.fault_rate else 0.0
         """The share of messages without a readable session: they halt a partition."""
+        self.image_rate = random.choice((0.0, 0.0, 0.3, 0.9))
+        """The share of updates and deletes that carry a before-image."""
 
     def draw(self, partition: Partition) -> tuple[bytes | None, bytes | None, Sent]:
         """A message for a partition: key, value, meaning."""
@@ -159,11 +163,26 @@ class MessageProducer:
         right = [i for i in IDS if (i in life.rows) == (kind != "insert")]
         wrong = self.random.random() < self.fault_rate or not right
         row = self._row(self.random.choice(IDS if wrong else right), partial=kind == "update")
-        if kind == "delete":
-            life.rows.pop(row[0], None)
-        else:
-            life.rows[row[0]] = row
-        return Sent(kind, session, number, (row,))
+        before = None
+        if kind != "insert" and self.random.random() < self.image_rate:
+            before = self._before_image(life.rows.get(row[0], row), row)
+        old = life.rows.pop(row[0], (row[0], None, None))
+        new_ids = [i for i in IDS if i not in life.rows and i != row[0]]
+        if kind == "update" and before is not None and new_ids and self.random.random() < 0.3:
+            before = (row[0], *before[1:])
+            row = (self.random.choice(new_ids), *row[1:])
+        if kind != "delete":
+            merged = [was if now is ... else now for now, was in zip(row, old, strict=True)]
+            life.rows[row[0]] = tuple(merged)
+        return Sent(kind, session, number, (row,), before)
+
+    def _before_image(self, old: tuple[Any, ...], row: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What the row was, of some columns; now and then it is wrong."""
+        image = [... if self.random.random() < 0.4 else value for value in old]
+        if self.random.random() < self.fault_rate:
+            image[1] = self.random.randrange(100)
+        image[0] = self.random.choice((..., row[0]))
+        return tuple(image)
 
     def _row(self, key: str, *, partial: bool = False) -> tuple[Any, ...]:
         v = self.random.choice((None, self.random.randrange(100)))
@@ -191,6 +210,10 @@ class MessageProducer:
             body["who"] = sent.session
         rows = [_row_fields(row, self.random) for row in sent.rows]
         body |= {"rows": rows} if sent.kind == "snapshot" else {"rows": "ignored", **rows[0]}
+        if sent.before is not None:
+            body["before"] = _row_fields(sent.before, self.random)
+        elif self.random.random() < 0.05:
+            body["before"] = None
         text = json.dumps(body, indent=self.random.choice((None, None, None, 1)))
         return text.encode()
 

@@ -164,6 +164,9 @@ class ExpectedFold:
         if message.kind == "snapshot":
             return self._snapshot(rows, message)
         (given,) = message.rows
+        self._judge_before_image(rows, message)
+        if message.kind == "update" and message.before and message.before[0] not in (..., given[0]):
+            return self._change_key(rows, message.before[0], given)
         old = rows.get(given[0])
         if (message.kind == "insert") != (old is None):
             self._contradicted()
@@ -174,6 +177,37 @@ class ExpectedFold:
         new = tuple(b if a is ... else a for a, b in zip(given, was, strict=True))
         rows[given[0]] = new
         return rows, [self._record("insert" if old is None else "update", new, old)]
+
+    def _judge_before_image(self, rows: dict[Any, Any], message: Sent) -> None:
+        if message.before is None:
+            return
+        key = message.rows[0][0]
+        if message.kind == "update" and message.before[0] is not ...:
+            key = message.before[0]
+        old = rows.get(key)
+        if old is None:
+            return
+        if any(b is not ... and b != a for a, b in zip(old, message.before, strict=True)):
+            self._contradicted()
+
+    def _change_key(
+        self, rows: dict[Any, Any], old_key: Any, given: tuple[Any, ...]
+    ) -> tuple[dict[Any, Any], list[tuple[Any, ...]]]:
+        old = rows.get(old_key)
+        if old is None:
+            self._contradicted()
+        there = rows.get(given[0])
+        if there is not None:
+            self._contradicted()
+        records = []
+        if old is not None:
+            del rows[old_key]
+            records.append(self._record("delete", (old_key, None, None), old))
+        was = old or (None, None, None)
+        new = tuple(b if a is ... else a for a, b in zip(given, was, strict=True))
+        rows[given[0]] = new
+        records.append(self._record("insert" if there is None else "update", new, there))
+        return rows, records
 
     def _snapshot(
         self, rows: dict[Any, Any], message: Sent

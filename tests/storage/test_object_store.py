@@ -17,7 +17,7 @@ import pytest
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
 from seriatim.storage import object_store
 from seriatim.storage.delta_table import MarkedTable
-from seriatim.storage.object_store import ObjectStore, refuse_unsafe_store, store_options
+from seriatim.storage.object_store import ObjectStore, store_options
 from seriatim.storage.store import AlreadyThereError, open_store
 from tests.s3_proxy import S3Proxy
 
@@ -43,8 +43,12 @@ def _impatient_store(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> ObjectSt
     return ObjectStore("s3://bucket/prefix", options)
 
 
-def _load_table(store: ObjectStore) -> object:
+def _find_table(store: ObjectStore) -> object:
     return MarkedTable(store, "records").load()
+
+
+def _load_table(store: ObjectStore) -> object:
+    return MarkedTable(store, "records").load_with_library()
 
 
 CALLS: list[Callable[[ObjectStore], object]] = [
@@ -55,6 +59,7 @@ CALLS: list[Callable[[ObjectStore], object]] = [
     lambda store: store.folders(""),
     lambda store: store.open("x"),
     lambda store: list(store.blocks("x")),
+    _find_table,
     _load_table,
 ]
 """Each kind of request, and one of Delta's library."""
@@ -98,8 +103,8 @@ def test_a_file_of_options_wins(tmp_path: Path) -> None:
     ("mode", "text", "expected"),
     [
         (0o640, "", "can be read by others"),
-        (0o600, f"secret={CANARY}", "line 1 is no option"),
-        (0o600, f"\n{CANARY}", "line 2 is no option"),
+        (0o600, f"secret={CANARY}", "line 1 is no setting"),
+        (0o600, f"\n{CANARY}", "line 2 is no setting"),
     ],
 )
 def test_a_bad_file_of_options_is_refused(
@@ -233,7 +238,7 @@ def test_a_store_that_overwrites_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         store = _impatient_store(f"http://127.0.0.1:{server.server_address[1]}", monkeypatch)
         monkeypatch.setattr(store, "delete", list)
         with pytest.raises(ConfigError, match="overwrites an object"):
-            refuse_unsafe_store(store)
+            store.refuse_if_unsafe()
     finally:
         server.shutdown()
         server.server_close()
@@ -241,7 +246,7 @@ def test_a_store_that_overwrites_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_good_store_passes_the_probe_and_stays_clean(bucket: ObjectStore) -> None:
     """The probe leaves nothing."""
-    refuse_unsafe_store(bucket)
+    bucket.refuse_if_unsafe()
     assert list(bucket.keys("")) == []
 
 
@@ -329,3 +334,93 @@ def test_trouble_while_parquet_is_read_is_not_damage(
             proxy.trouble = lambda _, __: "503"
             with pytest.raises(PlatformError, match="the store answers 503"):
                 parquet.read()
+
+
+def test_a_named_store_has_its_own_options(tmp_path: Path) -> None:
+    """From its section of the connections file, and from variables of its name, which win. Those of
+    the other store are not mixed in.
+    """
+    connections = tmp_path / "connections.toml"
+    connections.write_text(
+        f'[store.lake]\naccess_key_id = "me"\nsecret_access_key = "{CANARY}"\nregion = "here"\n'
+    )
+    connections.chmod(0o600)
+    environ = {
+        "SERIATIM_CONNECTIONS": str(connections),
+        "SERIATIM_STORE_LAKE_REGION": "there",
+        "AWS_ENDPOINT_URL": "https://other",
+        "AWS_SESSION_TOKEN": "other",
+    }
+    options = store_options(environ, "s3", "lake")
+    assert options["aws_access_key_id"] == "me"
+    assert options["aws_secret_access_key"] == CANARY
+    assert options["aws_region"] == "there"
+    assert "aws_endpoint_url" not in options
+    assert "aws_session_token" not in options
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "message"),
+    [
+        ("[store.other]\nregion = 'x'", 0o600, "there is no store named 'lake'"),
+        (f"[store.lake]\nsecret = '{CANARY}'", 0o600, "secret is no option of a store"),
+        (f"[store.lake]\naccess_key_id = '{CANARY}'", 0o600, "incomplete"),
+        (f"[store.lake]\nregion = '{CANARY}'", 0o600, "no credentials"),
+        (f"[store.lake]\nsecret_access_key = '{CANARY}'", 0o644, "can be read by others"),
+        (f"[store.lake]\nsecret_access_key = {CANARY}", 0o600, "is not TOML"),
+        ("[store.lake]\nregion = 5", 0o600, "values other than texts"),
+    ],
+)
+def test_a_section_that_is_wrong_is_refused(
+    tmp_path: Path, text: str, mode: int, message: str
+) -> None:
+    """The error says what to do, and has no value of the file."""
+    connections = tmp_path / "connections.toml"
+    connections.write_text(text)
+    connections.chmod(mode)
+    with pytest.raises(ConfigError, match=message) as raised:
+        store_options({"SERIATIM_CONNECTIONS": str(connections)}, "s3", "lake")
+    assert raised.value.next
+    assert CANARY not in raised.value.render()
+
+
+def test_a_named_store_goes_to_other_processes_by_its_name(
+    s3_url: str, s3_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its address has the name, so that a worker takes the same section; a pickle has no secret."""
+    for name, value in s3_variables.items():
+        monkeypatch.delenv(name, raising=False)
+        option = name.removeprefix("AWS_")
+        if option != "ALLOW_HTTP":
+            monkeypatch.setenv(f"SERIATIM_STORE_LAKE_{option}", value)
+    store = open_store(f"lake+{s3_url}")
+    assert store.url == s3_url
+    assert store.address == f"lake+{s3_url}"
+    pickled = pickle.dumps(store)
+    assert s3_variables["AWS_SECRET_ACCESS_KEY"].encode() not in pickled
+    pickle.loads(pickled).create("x", b"1")
+    assert store.read("x") == b"1"
+    with pytest.raises(ConfigError, match="no credentials"):
+        open_store(s3_url)
+
+
+@pytest.mark.parametrize(
+    ("address", "variable"),
+    [
+        ("gs://bucket/prefix", ("GOOGLE_SKIP_SIGNATURE", "true")),
+        (
+            "abfss://box@account.dfs.core.windows.net/prefix",
+            ("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0"),
+        ),
+    ],
+)
+def test_other_object_stores_are_opened_by_the_same_library(
+    address: str, variable: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is asked when a store is opened. Without options it is refused."""
+    for name in [name for name in os.environ if name.startswith(("GOOGLE_", "AZURE_"))]:
+        monkeypatch.delenv(name)
+    with pytest.raises(ConfigError, match="there are no credentials for"):
+        open_store(address)
+    monkeypatch.setenv(*variable)
+    assert open_store(address).url == address

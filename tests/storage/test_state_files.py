@@ -133,7 +133,7 @@ def test_files_of_both_formats_are_one_state(
     for number, (sessions, is_packed) in enumerate(slices):
         stem = f"{run}-{number}"
         if is_packed:
-            files.append(state.save(P, stem, sessions, []))
+            files += state.save(P, stem, sessions, [])
         else:
             files.append(save_format_3(tmp_path, stem, sessions))
         expected |= sessions
@@ -144,7 +144,7 @@ def test_files_of_both_formats_are_one_state(
     )
     new = {"f": Session(state_bytes=b"new")}
     unmerged = len(files) - min(merged, len(files))
-    whole = state.save(P, f"{run}-whole", new, files[unmerged:])
+    (whole,) = state.save(P, f"{run}-whole", new, files[unmerged:])
     files[unmerged:] = [whole]
     expected |= new
     quarantined.pop("f", None)
@@ -161,10 +161,10 @@ def test_quarantine_is_found_by_its_column_alone(
     sessions = {f"s{number}": Session(state_bytes=b"1") for number in range(9)}
     sessions |= {"hurt": hurt, "healed": replace(hurt, finding="poison")}
     if is_packed:
-        older = state.save(P, "0-0-a", sessions, [])
+        (older,) = state.save(P, "0-0-a", sessions, [])
     else:
         older = save_format_3(tmp_path, "0-0-a", sessions)
-    newer = state.save(P, "0-5-a", {"healed": Session(state_bytes=b"2")}, [])
+    (newer,) = state.save(P, "0-5-a", {"healed": Session(state_bytes=b"2")}, [])
     unpacked = []
     unpack = state_files.unpack_session
 

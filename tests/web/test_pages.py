@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from seriatim.engine.findings import Finding
+from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import VerdictEntry
 from seriatim.ledger.model import FailedRange
+from seriatim.operations.repair.refold import RepairRun
 from seriatim.web import read
 from seriatim.web.app import RunSpan
 from seriatim.web.render import is_in_future, render_age
@@ -140,7 +142,10 @@ def test_a_stream_nobody_ran_or_watched_is_said_to_be_new(lake: Lake) -> None:
     (lake.streams / "broken.toml").write_text("topics = 7")
     page = lake.get("/").text
     assert 'class="chip warn">new' in page
+    assert "waiting for topics, or for its first run" in page
     assert "cannot be shown" in page
+    assert "broken.toml: " in page
+    assert "Next: " in page
     assert "never run" in lake.get("/stream/orders").text
     assert lake.get("/stream/broken").status_code == 404
 
@@ -285,3 +290,37 @@ def test_what_comes_from_the_future_is_shown_as_such() -> None:
     assert render_age(NOW + 30, NOW) == "just now"
     assert is_in_future(NOW + 3_600, NOW)
     assert not is_in_future(None, NOW)
+
+
+def test_sessions_in_quarantine_are_grouped_with_what_to_type(tmp_path: Path) -> None:
+    """Ninety of them need one command for each kind, and the form of the repair has its values."""
+    lake = Lake(tmp_path)
+    made = lake.stream("orders", partitions=1)
+    for number in range(90):
+        lake.send(made, 0, f"session-{number:05d}", b"poison")
+    lake.run(made)
+    lake.write_watch_status(made)
+    page = lake.get("/stream/orders").text
+    assert "poison: 90 sessions" in page
+    assert "seriatim repair orders --partition in-a/0" in page
+    assert "lists them" not in page
+    assert 'href="/dags/seriatim_repair"' in page
+    assert "{&#34;stream&#34;:&#34;orders&#34;,&#34;partition&#34;:&#34;in-a/0&#34;}" in page
+    assert "90 × poison, 90 sessions" in page
+    assert page.count("PoisonError") == 1
+
+
+def test_a_repair_that_holds_is_named(tmp_path: Path) -> None:
+    """Which repair, since when, and how to end it."""
+    lake = Lake(tmp_path)
+    made = lake.stream("orders", partitions=1)
+    repair_run = RepairRun(made.open())
+    head = made.ledger.head("orders")
+    assert head is not None
+    repair_run.place_hold(head, [Partition("in-a", 0)], '{"partition":"in-a/0"}')
+    lake.write_watch_status(made)
+    page = lake.get("/stream/orders").text
+    held = f"held by repair {repair_run.result.hold} since 2026-11-16"
+    assert held in page
+    assert "seriatim repair orders --partition in-a/0" in page
+    assert f"seriatim repair orders --resume {repair_run.result.hold}" in page

@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 import msgspec
 from msgspec import Struct, field
-from msgspec.structs import astuple
 
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import Poison
@@ -253,12 +252,8 @@ class RowExplainer:
         table = self.open_stream.runner
         if not isinstance(table, TableMachine) or message.__class__ is Poison:
             return False
-        key_values = [self.key[table.column_names[i]] for i in table.key_positions]
-        for row in table.rows_named_by(message):
-            values = astuple(row)
-            if [values[i] for i in table.key_positions] == key_values:
-                return True
-        return False
+        key_values = tuple(self.key[table.column_names[i]] for i in table.key_positions)
+        return key_values in table.keys_named_by(message)
 
     def _touch_from_step(self, step: TraceStep, records: list[Record]) -> RowTouch:
         findings = [

@@ -15,7 +15,7 @@ commit; cli/replay.py chooses where the files go.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
@@ -25,7 +25,8 @@ from msgspec.structs import replace
 from seriatim.engine.files import Certificate, File, StateStore
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition, Ranges
-from seriatim.engine.task import PartitionWork, TaskContext, TaskResult, run_task
+from seriatim.engine.session import RefoldScope
+from seriatim.engine.task import PartitionWork, TaskContext, TaskResult, find_work, run_task
 from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account
@@ -98,7 +99,7 @@ class InProcessReader:
             # A partition without a message has no task: `_fold_stage` makes a hole of it.
             first_batch = next(batches, None)
             if first_batch is not None:
-                results.append(task(partition, chain([first_batch], batches)))
+                results.append(task(partition, offset_range, chain([first_batch], batches)))
         return results
 
 
@@ -194,7 +195,7 @@ class ReplayRun:
                 initial_frontier=offset_range.start,
             )
             rewind = chooser.rewind(request, empty, -1, offset_range.end)
-            return replace(rewind, releases_by_hand={})
+            return replace(rewind, releases_by_hand={}, swapped_ranges={})
         base = chooser.find_base(offset_range.start).point
         if base is None:
             raise self._no_base_error(partition, offset_range.start, chooser)
@@ -261,6 +262,9 @@ class ReplayRun:
         def read(offset_range: OffsetRange) -> Iterator[MessageBatch]:
             return loss_detector.read_and_detect(offset_range, note_loss)
 
+        scope = None
+        if rewind.swapped_ranges:
+            scope = RefoldScope(swapped_ranges=rewind.swapped_ranges)
         self._repeat_releases(rewind, output, task_context.state)
         for number, stage in enumerate(plan_stages(rewind, self.messages_max)):
             # Each stage goes on with the state that the stage before it saved.
@@ -275,6 +279,7 @@ class ReplayRun:
                 moved_sessions=moved_sessions,
                 message_time_ms=message_time_ms,
                 headless_since=rewind.headless_since(stage.offset_range.start),
+                scope=scope,
             )
             result = self._fold_stage(work, task_context, rewind.account, read)
             certificate = self._take_result(output, result, stage.offset_range)
@@ -302,7 +307,12 @@ class ReplayRun:
         offset_range = OffsetRange(work.start, work.end)
 
         def make_task(works: WorkByPartition) -> Task:
-            return lambda partition, batches: run_task(works[partition], batches, task_context)
+            def task(
+                partition: Partition, offset_range: OffsetRange, batches: Iterable[MessageBatch]
+            ) -> bytes:
+                return run_task(find_work(works, partition, offset_range), batches, task_context)
+
+            return task
 
         reader = InProcessReader(read, {work.partition: offset_range})
         results = fold_until_stable(

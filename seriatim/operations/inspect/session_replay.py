@@ -444,6 +444,7 @@ class SessionReplay:
             message_time_ms=account.message_time_ms,
             headless_since=account.headless_since,
             moved_sessions=moved_sessions,
+            swapped_ranges=rewind.swapped_ranges,
         )
         # The base may be from before a release at the same frontier, whose own state is damaged.
         self._release_again(self._rewind, account.frontier)

@@ -28,7 +28,7 @@ from seriatim.engine.messages import MessageBatch, Poison
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import MAIN_TABLE, table_of_record
 from seriatim.engine.rules import tier_doubts_after_loss
-from seriatim.engine.session import FoldOutput, Session
+from seriatim.engine.session import FoldOutput, RefoldScope, Session, SwappedRanges
 from seriatim.engine.table import normalize_values
 from seriatim.engine.undo import EACH_MESSAGE
 from seriatim.operations.inspect.views import copy_state, view_of_message, view_of_state
@@ -161,6 +161,7 @@ class TracingFold:
         message_time_ms: int = -1,
         headless_since: int = -1,
         moved_sessions: Mapping[str, str] | None = None,
+        swapped_ranges: SwappedRanges | None = None,
     ) -> None:
         self.stream = stream
         self.runner = runner
@@ -181,6 +182,7 @@ class TracingFold:
             limits=stream.limits,
             message_time_ms=message_time_ms,
             headless_since=headless_since,
+            scope=RefoldScope(swapped_ranges=swapped_ranges) if swapped_ranges else None,
         )
         self.session = session or Session()
         self._message_time_ms = message_time_ms

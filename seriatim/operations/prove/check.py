@@ -17,7 +17,7 @@ ledger/entries.py says what a verdict does to the ledger.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct, field
 
@@ -28,7 +28,7 @@ from seriatim.engine.findings import Finding
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, FencedError, IntegrityError, raise_broken_promise
-from seriatim.ledger.commit import TRIES_MAX, commit, read_head
+from seriatim.ledger.commit import TRIES_MAX, commit, read_head, require_head
 from seriatim.ledger.entries import AcceptEntry, Entry, RepairEntry, VerdictEntry
 from seriatim.ledger.manifests import LedgerHead, Manifest
 from seriatim.ledger.model import Account, Change, FailedRange, Ledger, describe_failed_range
@@ -135,9 +135,7 @@ def check_stream(
     row_reader = _exact_row_reader(open_stream.runner, load_runner)
     prover = PartitionProver(record_scanner, open_stream.open_state(), row_reader)
     for attempts_left in reversed(range(TRIES_MAX)):
-        head = read_head(open_stream.ledger, name)
-        if head is None:
-            raise ConfigError(f"{name}: it was never run", next=f"seriatim run {name}")
+        head = require_head(open_stream.ledger, name)
         attempt = CheckAttempt(open_stream, head, suites, checker, prover, progress, workers)
         if not attempt.partitions:
             return attempt.result
@@ -181,6 +179,37 @@ def _has_ledger_moved(open_stream: OpenStream, head: LedgerHead) -> bool:
     return present_head is not None and present_head.ledger.sequence != head.ledger.sequence
 
 
+class UnjudgedEntry(Struct, frozen=True, kw_only=True):
+    """An entry that was not judged yet, with what is needed of its manifest."""
+
+    entry: Entry
+    changes: dict[str, Change]
+    """By partition."""
+    accounts: dict[str, Account | None]
+    """The accounts that differ from those of the entry before, by partition. None: it is gone. The
+    ledgers themselves would take memory for all partitions, again for each entry.
+    """
+
+
+def unjudged_entries(manifests: Iterable[Manifest]) -> Iterator[UnjudgedEntry]:
+    """The entries of these manifests, which follow each other."""
+    accounts_before: dict[str, Account] = {}
+    for manifest in manifests:
+        accounts_after = manifest.ledger.partitions
+        accounts: dict[str, Account | None] = dict.fromkeys(
+            name for name in accounts_before if name not in accounts_after
+        )
+        for name, account in accounts_after.items():
+            if accounts_before.get(name) != account:
+                accounts[name] = account
+        yield UnjudgedEntry(
+            entry=manifest.entry,
+            changes={str(change.partition): change for change in manifest.entry.changes},
+            accounts=accounts,
+        )
+        accounts_before = accounts_after
+
+
 class CheckAttempt:
     """One attempt at a check, as of one entry of the ledger."""
 
@@ -210,21 +239,15 @@ class CheckAttempt:
             ledger=ledger,
             expectations=suites.count,
         )
-        self.manifests: list[Manifest] = []
-        """The entries that were not judged yet."""
         store = open_stream.ledger
-        for manifest in store.entries(ledger.stream, ledger.judged_until):
-            if manifest.entry.sequence <= ledger.sequence:
-                self.manifests.append(manifest)
-        self.changes: list[dict[str, Change]] = []
-        """The changes of each of these entries, by partition."""
-        for manifest in self.manifests:
-            self.changes.append(
-                {str(change.partition): change for change in manifest.entry.changes}
-            )
+        manifests = store.entries(ledger.stream, ledger.judged_until)
+        own_manifests = (
+            manifest for manifest in manifests if manifest.entry.sequence <= ledger.sequence
+        )
+        self.unjudged_entries = list(unjudged_entries(own_manifests))
         self.judged_ledger = Ledger(stream=ledger.stream)
         self.partitions: list[JudgedPartition] = []
-        entries = [manifest.entry for manifest in self.manifests]
+        entries = [unjudged.entry for unjudged in self.unjudged_entries]
         if not all(entry.has_nothing_to_judge for entry in entries):
             self.judged_ledger = store.ledger_at(ledger.stream, ledger.judged_until)
             active_files = store.active_files(head)
@@ -294,9 +317,9 @@ class CheckAttempt:
             )
             for file in files
         }
-        for manifest, changes in zip(self.manifests, self.changes, strict=True):
-            entry = manifest.entry
-            change = changes.get(str(judged.partition))
+        for unjudged in self.unjudged_entries:
+            entry = unjudged.entry
+            change = unjudged.changes.get(str(judged.partition))
             if change is None:
                 continue
             for file in change.files():
@@ -308,8 +331,8 @@ class CheckAttempt:
 
     def _judge_partition(self, judged: JudgedPartition, proof: PartitionProof) -> None:
         """Step 2: take the evidence of a partition, and check its new records."""
-        if proof.read_error:
-            raise UnreadableFileError(proof.read_error)
+        if proof.unreadable_path:
+            raise UnreadableFileError(proof.unreadable_path, proof.read_error)
         if judged.rewritten_files:
             rewritten_path = judged.rewritten_files[0].path
             self.result.notes.append(
@@ -330,14 +353,16 @@ class CheckAttempt:
         name = str(judged.partition)
         tally = EvidenceTally(judged.partition, "dense")
         account = judged.previous_account
-        for manifest, changes in zip(self.manifests, self.changes, strict=True):
-            account_after = manifest.ledger.partitions.get(name)
-            if manifest is self.manifests[-1]:
+        account_in_ledger: Account | None = None
+        for unjudged in self.unjudged_entries:
+            account_in_ledger = unjudged.accounts.get(name, account_in_ledger)
+            account_after = account_in_ledger
+            if unjudged is self.unjudged_entries[-1]:
                 account_after = judged.account
             if account is None and account_after is None:
                 continue  # The partition came later.
-            entry = manifest.entry
-            for check in check_step(entry, changes.get(name), account, account_after):
+            entry = unjudged.entry
+            for check in check_step(entry, unjudged.changes.get(name), account, account_after):
                 tally.add(check.to_difference(name, entry.sequence), offset=check.offset)
             account = account_after
         return tally.evidence

@@ -133,7 +133,7 @@ class GreatExpectations:
                         yield _with_partition_columns(table, partition).select(columns)
         except READ_ERRORS as error:
             first_line = str(error).splitlines()[0][:300]
-            raise UnreadableFileError(f"{file.path}: {first_line}") from None
+            raise UnreadableFileError(file.path, first_line) from None
 
     def _failed_expectations(
         self, suite: Suite, partition: Partition, table: pa.Table, files: Sequence[File]

@@ -641,7 +641,7 @@ def _check_offsets(committed_file: CommittedFile, outline: FileOutline) -> Itera
 
 def _check_topic_ids(committed_file: CommittedFile, outline: FileOutline) -> Iterator[Difference]:
     """A slice and a compaction write files of one topic id. A repair may write others."""
-    other_topic_ids = outline.topic_ids - {committed_file.change.topic_id}
+    other_topic_ids = outline.offsets_by_topic_id.keys() - {committed_file.change.topic_id}
     has_one_topic_id = committed_file.is_of_slice or committed_file.entry_type is CompactEntry
     if has_one_topic_id and other_topic_ids:
         yield committed_file.difference(
@@ -658,7 +658,7 @@ def _check_certified_counts(
         return
     counts = (
         ("messages", outline.distinct_offsets, certificate.counts.messages),
-        ("sessions", len(outline.sessions), certificate.sessions),
+        ("sessions", outline.session_count, certificate.sessions),
     )
     for name, least, certified in counts:
         if certified < least:
@@ -706,10 +706,10 @@ def check_state_file(
 
 
 class _FileSpan(Struct, frozen=True, order=True):
-    """The offsets of a record file. In sorted order, files that may overlap are neighbours."""
+    """The offsets of one topic id in a record file. A repair may write a file with several."""
 
     partition_name: str
-    topic_ids: list[str]
+    topic_id: str
     first_offset: int
     last_offset: int
     path: str
@@ -721,34 +721,33 @@ def check_overlaps(outlines: Iterable[tuple[CommittedFile, FileOutline]]) -> Ite
     """
     spans: list[_FileSpan] = []
     for committed_file, outline in outlines:
-        span = _FileSpan(
-            str(committed_file.change.partition),
-            sorted(outline.topic_ids),
-            outline.first_offset,
-            outline.last_offset,
-            committed_file.file.path,
-        )
-        spans.append(span)
-    previous: _FileSpan | None = None
+        partition_name = str(committed_file.change.partition)
+        path = committed_file.file.path
+        for topic_id, (first_offset, last_offset) in outline.offsets_by_topic_id.items():
+            spans.append(_FileSpan(partition_name, topic_id, first_offset, last_offset, path))
+    # Of the spans so far of one partition and topic id: the one that ends last.
+    furthest: _FileSpan | None = None
     for span in sorted(spans):
-        if previous is not None and _overlaps(previous, span):
+        if furthest is None or not _has_same_offset_space(furthest, span):
+            furthest = span
+            continue
+        if span.first_offset <= furthest.last_offset:
             yield Difference(
                 description="two files of the table have the same offsets",
                 promise="unique",
                 file=span.path,
                 partition=span.partition_name,
                 offset=span.first_offset,
-                expected=f"offsets after {previous.last_offset}, the last of {previous.path}",
+                expected=f"offsets after {furthest.last_offset}, the last of {furthest.path}",
                 found=f"offset {span.first_offset}",
                 next=RESTORE_LOG_ADVICE,
             )
-        previous = span
+        if span.last_offset > furthest.last_offset:
+            furthest = span
 
 
-def _overlaps(previous: _FileSpan, span: _FileSpan) -> bool:
-    if previous.partition_name != span.partition_name or previous.topic_ids != span.topic_ids:
-        return False
-    return span.first_offset <= previous.last_offset
+def _has_same_offset_space(span: _FileSpan, other: _FileSpan) -> bool:
+    return (span.partition_name, span.topic_id) == (other.partition_name, other.topic_id)
 
 
 def check_record_count(partition: Partition, account: Account, rows: int) -> Iterator[Difference]:
@@ -926,8 +925,10 @@ class PartitionProof(Struct, kw_only=True):
     """Records that were read and count as new."""
     sessions: int = 0
     """Sessions in the state, if they were to be counted."""
+    unreadable_path: str = ""
+    """A record file that cannot be read. Then nothing is proved."""
     read_error: str = ""
-    """Why a record file cannot be read. Then nothing is proved."""
+    """Why it cannot be read."""
 
 
 class PartitionProver(Struct, frozen=True):
@@ -945,7 +946,7 @@ class PartitionProver(Struct, frozen=True):
         try:
             return _PartitionReading(self, claims).prove()
         except UnreadableFileError as error:
-            return PartitionProof(read_error=str(error))
+            return PartitionProof(unreadable_path=error.path, read_error=error.reason)
 
 
 class _PartitionReading:
@@ -970,7 +971,7 @@ class _PartitionReading:
         if claims.counts_sessions:
             self._count_sessions()
         if self.row_reader is None and claims.checks_files:
-            for _ in self._names_in_state(checks_files=True):
+            for _ in self._names_in_state(ScanRequest()):
                 pass  # The files are compared while their sessions are read.
         try:
             for number in range(claims.round_count):
@@ -1145,10 +1146,7 @@ class _PartitionReading:
         account = self.claims.account
         # 1. Sessions of new state files.
         if row_reader.is_exact:
-            names: Iterable[str] = self._names_in_state(checks_files=request.with_outlines)
-            if request.bucket is not None:
-                names = filter(request.includes_session, names)
-            for chunk in _chunks(names):
+            for chunk in _chunks(self._names_in_state(request)):
                 self._compare_sessions(row_reader, rows, chunk)
         # 2. Sessions of records. The comparison takes sessions out, so these are those that are
         # left.
@@ -1159,20 +1157,22 @@ class _PartitionReading:
         for topic_session in list(rows.tables):
             self._compare_session(row_reader, rows, topic_session, {})
 
-    def _names_in_state(self, *, checks_files: bool) -> Iterator[str]:
-        """The sessions that the state files since the base have, each once.
+    def _names_in_state(self, request: ScanRequest) -> Iterator[str]:
+        """The sessions of the requested bucket that the state files since the base have, each once.
 
-        With `checks_files`, each file is compared with its entry when all of it was read.
+        If files are outlined, each is compared with its entry when all of it was read.
         """
+        # Only those of the bucket: a partition may have more sessions than fit into memory.
         seen_names: set[str] = set()
         for state_file in self.claims.state_files:
             last_offsets: list[int] = []
             for name, session in self.prover.state.all_sessions([state_file.file]):
                 last_offsets.append(session.last_offset)
-                if name not in seen_names:
+                is_asked_for = request.bucket is None or request.includes_session(name)
+                if is_asked_for and name not in seen_names:
                     seen_names.add(name)
                     yield name
-            if checks_files:
+            if request.with_outlines:
                 self._add_differences(check_state_file(state_file, last_offsets))
 
     def _compare_sessions(

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from seriatim.engine.files import Certificate, Digests
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.records import table_of_path
-from seriatim.errors import ConfigError
+from seriatim.ledger.commit import never_run_error
 from seriatim.ledger.manifests import Manifest, ManifestReference, UnreadableManifestError
 from seriatim.ledger.model import Account, Change, Ledger
 from seriatim.operations.prove.partition_rules import (
@@ -179,9 +179,7 @@ class Verification:
             if commit.signature is not None:
                 self.signatures[commit.signature.sequence] = commit.signature
         if not self.commits and witness is None:
-            raise ConfigError(
-                f"{self.stream}: it was never run", next=f"seriatim run {self.stream}"
-            )
+            raise never_run_error(self.stream)
         self.take_differences(check_chain(self.commits))
         self.take_differences(check_witness(witness, self.signatures))
         if sign_off_content is not None:
@@ -221,7 +219,7 @@ class Verification:
                 Difference(
                     description="readers cannot open the table",
                     file="records/_delta_log",
-                    found=str(error),
+                    found=error.reason,
                     next=RESTORE_ADVICE,
                 )
             ) from None
@@ -385,7 +383,7 @@ class Verification:
             try:
                 last_offsets = [session.last_offset for _, session in self.audit.sessions(path)]
             except UnreadableFileError as error:
-                raise _unreadable_file_error(committed_file, str(error)) from None
+                raise _unreadable_file_error(committed_file, error.reason) from None
             self.take_differences(check_state_file(committed_file, last_offsets))
             return
         outline = reading.outline
@@ -408,14 +406,9 @@ class Verification:
             self.audit.record_scanner(), self.audit.state(self.stream), self.row_reader
         )
         for proof in map_or_raise(self.audit.workers, prover, claims):
-            if proof.read_error:
-                raise DifferenceError(
-                    Difference(
-                        description="a file cannot be read",
-                        found=proof.read_error,
-                        next=RESTORE_ADVICE,
-                    )
-                )
+            if proof.unreadable_path:
+                committed_file = self.committed_files[proof.unreadable_path]
+                raise _unreadable_file_error(committed_file, proof.read_error)
             self.result.sessions += proof.sessions
             for evidence in proof.evidence:
                 if evidence.difference is not None:

@@ -211,13 +211,13 @@ class MessageJudge:
         expected_text = f"offset {expected}"
         actual = f"offset {message.offset}"
         if message.offset < expected:
-            self._record_fault("offset again", partition, message, expected_text, actual)
+            record_fault(self.faults, "offset again", partition, message, expected_text, actual)
             return
         level: FaultLevel = "error"
         if self.is_explained(partition, OffsetRange(expected, message.offset)):
             level = "warning"
             actual += " (explained when it was folded)"
-        self._record_fault("gap", partition, message, expected_text, actual, level)
+        record_fault(self.faults, "gap", partition, message, expected_text, actual, level)
 
     def _judge_message(
         self,
@@ -238,8 +238,14 @@ class MessageJudge:
         needs_snapshot = self.has_snapshots and message.is_snapshot is False
         if is_readable and session is None and needs_snapshot and not message.is_session_end:
             level: FaultLevel = "error" if from_birth else "warning"
-            self._record_fault(
-                "headless", partition, message, "a snapshot first", "another message", level
+            record_fault(
+                self.faults,
+                "headless",
+                partition,
+                message,
+                "a snapshot first",
+                "another message",
+                level,
             )
         has_seen_snapshot = session is not None and session.snapshot_offset >= 0
         has_state = not needs_snapshot or has_seen_snapshot
@@ -247,7 +253,7 @@ class MessageJudge:
             return has_state
         kind, cause = replay.fold_message(message)
         if kind == "poison":
-            self._record_fault(kind, partition, message, "a message that can be read", cause)
+            record_fault(self.faults, kind, partition, message, "a message that can be read", cause)
             return False
         if kind:
             self._record_sequence_fault(kind, partition, message, last_sequence)
@@ -264,31 +270,32 @@ class MessageJudge:
         if message.is_snapshot and kind == "sequence gap":
             level = "warning"
             actual += ", closed by this snapshot"
-        self._record_fault(kind, partition, message, expected, actual, level)
+        record_fault(self.faults, kind, partition, message, expected, actual, level)
 
-    def _record_fault(
-        self,
-        kind: str,
-        partition: Partition,
-        message: ObservedMessage,
-        expected: str,
-        actual: str,
-        level: FaultLevel = "error",
-    ) -> None:
-        """Record the first fault of a kind, and count the others."""
-        fault = self.faults.get((kind, level))
-        if fault is not None:
-            fault.count += 1
-            return
-        self.faults[kind, level] = ValidationFault(
-            kind=kind,
-            partition=partition,
-            offset=message.offset,
-            session=message.session,
-            expected=expected,
-            found=actual,
-            level=level,
-        )
+
+def record_fault(
+    faults: dict[tuple[str, FaultLevel], ValidationFault],
+    kind: str,
+    partition: Partition,
+    message: ObservedMessage,
+    expected: str,
+    actual: str,
+    level: FaultLevel = "error",
+) -> None:
+    """Record the first fault of a kind, and count the others."""
+    fault = faults.get((kind, level))
+    if fault is not None:
+        fault.count += 1
+        return
+    faults[kind, level] = ValidationFault(
+        kind=kind,
+        partition=partition,
+        offset=message.offset,
+        session=message.session,
+        expected=expected,
+        found=actual,
+        level=level,
+    )
 
 
 def _has_sequence_of_its_own(message: ObservedMessage, last_sequence: int | None) -> bool:

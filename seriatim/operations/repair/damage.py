@@ -13,7 +13,7 @@ Next: operations/rewind.py chooses where a refold begins; operations/repair/refo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -21,14 +21,19 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.engine.files import File
-from seriatim.engine.findings import shell_quote
+from seriatim.engine.findings import printable_session, shell_quote
 from seriatim.engine.holes import LOSS_FINDINGS
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition
-from seriatim.engine.session import Session
+from seriatim.engine.session import Session, SwappedRanges
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.ledger.commit import require_head
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Change, Halt, Ledger, refuse_changed_machine
+from seriatim.operations.missing_messages import (
+    MissingMessage,
+    MissingMessageSearch,
+    missing_message_advice,
+)
 from seriatim.operations.repair.forward import plan_forward
 from seriatim.operations.rewind import (
     END_OFFSET,
@@ -123,6 +128,26 @@ class Hold(Struct, frozen=True):
         }
 
 
+class WellSession(Struct, frozen=True, kw_only=True):
+    """A session that was damaged and is well again, so that no repair is needed."""
+
+    session: str
+    partition: Partition
+    since: int
+    """The first offset whose output is right again."""
+    ended_by: str
+    """What ended the damage: snapshot, repair, forward or hand."""
+
+    def describe(self) -> str:
+        """For people: since when the session is well, and why."""
+        ends = {"snapshot": "by its snapshot", "hand": "released by hand"}
+        end = ends.get(self.ended_by, f"by {self.ended_by}")
+        name = printable_session(self.session)
+        return (
+            f"session {name} in {self.partition} is already well since offset {self.since}, {end}"
+        )
+
+
 class Damage(Struct, frozen=True, kw_only=True):
     """One thing that is wrong in a partition, and the refold that would repair it alone."""
 
@@ -145,11 +170,15 @@ def merge_damages(damages: Sequence[Damage]) -> Damage:
             ends.append(damage.damaged_until)
         else:
             ends.append(damage.request.until)
+    swapped_ranges: SwappedRanges = {}
+    for damage in damages:
+        swapped_ranges |= damage.request.swapped_ranges
     distinct_reasons = dict.fromkeys(damage.request.reason for damage in damages)
     merged_request = RefoldRequest(
         partition=damages[0].request.partition,
         start=min(damage.request.start for damage in damages),
         until=max(ends),
+        swapped_ranges=swapped_ranges,
         reason="; ".join(distinct_reasons),
     )
     rebuilds_state = any(damage.rebuilds_state for damage in damages)
@@ -217,6 +246,8 @@ class RepairPlan(Struct, frozen=True, kw_only=True):
     actions: tuple[RepairAction, ...] = ()
     notes: tuple[str, ...] = ()
     """What is damaged and cannot be repaired by this plan, and what to do instead."""
+    well_sessions: tuple[WellSession, ...] = ()
+    """Sessions that the request is about, and that are well again without a repair."""
     deleted_files: tuple[str, ...] = ()
     """Damaged files that are deleted: nothing needs them but a look back."""
     resumed_hold: str | None = None
@@ -321,6 +352,7 @@ def plan_repair(
         approval=compute_approval(head.ledger, request, partitions),
         actions=tuple(actions),
         notes=tuple(planner.notes),
+        well_sessions=tuple(planner.well_sessions),
         deleted_files=tuple(deleted_files),
         holds=tuple(holds),
         history=history,
@@ -417,6 +449,8 @@ class RepairPlanner:
         self.actions: list[RepairAction] = []
         self.notes: list[str] = []
         """What cannot be repaired, and what to do instead, as texts for people."""
+        self.well_sessions: list[WellSession] = []
+        """Sessions that the request is about, and that are well again without a repair."""
         self._recreated: set[Partition] = set()
         """Partitions whose topic was created again: nothing of them can be folded."""
         self._checked_files: dict[str, str] = {}
@@ -434,6 +468,8 @@ class RepairPlanner:
         A refusal of something that the request names is raised.
         """
         named_refolds = self._refolds_of_request(request)
+        if self.well_sessions:
+            return
         # 1. The files that no refold can bring back.
         if not named_refolds and not request.partition:
             self._note_unrecoverable_files()
@@ -454,6 +490,8 @@ class RepairPlanner:
         # 3. The partitions that wait.
         if not request.ranges and request.session is None:
             self._plan_halts(request)
+        if request.partition and not self.actions and not self.notes and not self.well_sessions:
+            self.well_sessions = self._well_sessions(Partition.parse(request.partition))
 
     def account(self, partition: Partition) -> Account:
         """The account of a partition that the ledger knows."""
@@ -477,20 +515,32 @@ class RepairPlanner:
                 RefoldRequest(partition=partition, start=start, until=until, reason="backfill")
             )
         if request.start is not None or request.session is not None:
-            refolds.append(self._refold_of_session_or_offset(request))
+            refold = self._refold_of_session_or_offset(request)
+            if refold is not None:
+                refolds.append(refold)
         return refolds
 
-    def _refold_of_session_or_offset(self, request: RepairRequest) -> RefoldRequest:
-        """The refold of a session, or of a partition from an offset on, up to the frontier."""
+    def _refold_of_session_or_offset(self, request: RepairRequest) -> RefoldRequest | None:
+        """The refold of a session, or of a partition from an offset on, up to the frontier.
+
+        None if the session is well again: then it is one of `well_sessions`.
+        """
         partition = self._partition_of_session_or_offset(request)
         account = self.account(partition)
         start = request.start
         sessions = None
+        swapped_ranges: SwappedRanges = {}
         if request.session is not None:
             sessions = (request.session,)
             session = self._load_session(partition, request.session)
             if start is None:
                 start = _damage_offset_of_session(session)
+                swapped_ranges = self._swapped_ranges_of(partition, request.session, session)
+            if start is None:
+                # A mail about it may be hours old, and its next snapshot came meanwhile.
+                self.well_sessions = self._well_sessions(partition, request.session)[-1:]
+                if self.well_sessions:
+                    return None
         if start is None:
             raise ConfigError(
                 f"{self.stream_name}: nothing is known to be wrong with session {request.session!r}",
@@ -502,13 +552,53 @@ class RepairPlanner:
                 allowed=f"{account.initial_frontier} to {account.frontier - 1}",
                 next="choose an offset that was folded; `seriatim run` folds what comes after",
             )
+        reason = f"from offset {start} on, as asked"
+        if swapped_ranges:
+            reason += "; swapped messages are put into order"
         return RefoldRequest(
             partition=partition,
             start=start,
             until=account.frontier,
             sessions=sessions,
-            reason=f"from offset {start} on, as asked",
+            swapped_ranges=swapped_ranges,
+            reason=reason,
         )
+
+    def _swapped_ranges_of(
+        self, partition: Partition, name: str, session: Session
+    ) -> SwappedRanges:
+        """Where the messages of a session that a person named were swapped. Raises `IntegrityError`
+        if it waits for a message that is not there.
+        """
+        missing = self._missing_messages(partition, {name: session}).get(name)
+        if missing is None:
+            return {}
+        refusal = self._missing_message_refusal(partition, name, missing)
+        if refusal is not None:
+            raise refusal
+        return {name: _swapped_range(session, missing)}
+
+    def _well_sessions(self, partition: Partition, name: str | None = None) -> list[WellSession]:
+        """The last sessions of a partition whose damage is over; only the one of this name, if
+        one is given.
+        """
+        topic_id = self.account(partition).topic_id
+        well_sessions: dict[str, WellSession] = {}
+        for gap in self.history.gaps:
+            if gap.topic_partition != partition or gap.topic_id != topic_id:
+                continue
+            if gap.session is None or (name is not None and gap.session != name):
+                continue
+            # The order is that of the last damage of each session.
+            well_sessions.pop(gap.session, None)
+            if gap.until is not None:
+                well_sessions[gap.session] = WellSession(
+                    session=gap.session,
+                    partition=partition,
+                    since=gap.until,
+                    ended_by=gap.closed_how or "",
+                )
+        return list(well_sessions.values())[-SESSIONS_NAMED_MAX:]
 
     def _load_session(self, partition: Partition, name: str) -> Session:
         """The state of a session in a partition. A session that is not there is refused."""
@@ -595,8 +685,20 @@ class RepairPlanner:
         """The sessions in quarantine, as one damage: only they are folded again."""
         account = self.account(partition)
         sessions = self.open_stream.open_state().quarantined_sessions(account.state)
+        swapped_ranges: SwappedRanges = {}
+        for name, missing in self._missing_messages(partition, sessions).items():
+            refusal = self._missing_message_refusal(partition, name, missing)
+            if refusal is None:
+                swapped_ranges[name] = _swapped_range(sessions[name], missing)
+            else:
+                # Folding again what is there brings no message back.
+                del sessions[name]
+                self.notes.append(refusal.render())
         if not sessions:
             return []
+        swapped_text = ""
+        if swapped_ranges:
+            swapped_text = f"; swapped messages of {len(swapped_ranges)} are put into order"
         names = sorted(sessions)
         listed = ", ".join(names[:SESSIONS_NAMED_MAX])
         if len(names) > SESSIONS_NAMED_MAX:
@@ -608,9 +710,39 @@ class RepairPlanner:
             start=min(finding_offsets),
             until=account.frontier,
             sessions=tuple(names),
-            reason=f"{len(names)} session{plural} in quarantine: {listed}",
+            swapped_ranges=swapped_ranges,
+            reason=f"{len(names)} session{plural} in quarantine: {listed}{swapped_text}",
         )
         return [Damage(request=refold, damaged_until=max(finding_offsets) + 1)]
+
+    def _missing_messages(
+        self, partition: Partition, sessions: Mapping[str, Session]
+    ) -> dict[str, MissingMessage]:
+        """What Kafka has of the messages that sessions in quarantine wait for."""
+        bounds = self.bounds.get(partition)
+        if bounds is None or bounds.topic_id != self.account(partition).topic_id:
+            return {}
+        return MissingMessageSearch(self.open_stream).search(partition, sessions, bounds)
+
+    def _missing_message_refusal(
+        self, partition: Partition, name: str, missing: MissingMessage
+    ) -> IntegrityError | None:
+        """Why folding a session again cannot help; None if it can: its messages were swapped, and
+        all of them were folded before.
+        """
+        stream = self.open_stream.stream
+        advice = missing_message_advice(
+            stream.name, stream.snapshot_requests, str(partition), name, missing
+        )
+        if missing.arrived_offset is not None:
+            if missing.arrived_offset < self.account(partition).frontier:
+                return None
+            advice = f"seriatim run {self.stream_name}\nthen {advice}"
+        return IntegrityError(
+            f"{self.stream_name}: session {printable_session(name)} in {partition} is not made"
+            f" right by folding again: {missing.describe()}",
+            next=advice,
+        )
 
     def _failed_checks(self, partition: Partition) -> list[Damage]:
         """The ranges whose check failed and that were not repaired yet."""
@@ -1031,6 +1163,12 @@ def _damage_offset_of_session(session: Session) -> int | None:
     if offset < 0:
         return None
     return offset
+
+
+def _swapped_range(session: Session, missing: MissingMessage) -> tuple[tuple[int, int], ...]:
+    """From the message with which the gap was found to the one with which all were there."""
+    arrived_offset = missing.arrived_offset or session.finding_offset
+    return ((session.finding_offset, arrived_offset + 1),)
 
 
 def _damage_of_range(partition: Partition, start: int, until: int, reason: str) -> Damage:

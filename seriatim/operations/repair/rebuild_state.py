@@ -71,7 +71,7 @@ class StateRebuild(Struct, frozen=True):
         state_files: tuple[File, ...] = ()
         if sessions:
             stem = f"{stem_prefix(account.epoch, account.frontier)}{hold}n"
-            state_files = (state.save(self.partition, stem, sessions, ()),)
+            state_files = state.save(self.partition, stem, sessions, ())
         mark = GapMark(
             finding="expired",
             offset=account.frontier,

@@ -37,7 +37,7 @@ from seriatim.engine.files import File, SourceFailedError, save_state
 from seriatim.engine.findings import Finding, GapMark
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.records import table_of_path
-from seriatim.engine.session import RefoldScope, ReplacedRecords, Session
+from seriatim.engine.session import RefoldScope, ReplacedRecords, Session, SwappedRanges
 from seriatim.engine.task import PartitionWork, TaskResult, stem_prefix
 from seriatim.errors import (
     ConfigError,
@@ -205,7 +205,11 @@ class PartitionRefold(Struct, kw_only=True):
 
     def scope(self) -> RefoldScope:
         """The sessions that are folded in the next stage."""
-        return RefoldScope(sessions=self.open_sessions, finished_sessions=tuple(self.session_ends))
+        return RefoldScope(
+            sessions=self.open_sessions,
+            finished_sessions=tuple(self.session_ends),
+            swapped_ranges=self.rewind.swapped_ranges,
+        )
 
     def add_result(self, result: TaskResult) -> None:
         """Add what a stage made: its files, the sessions that had a message, and its marks."""
@@ -544,6 +548,9 @@ class RepairRun:
             works[partition] = self._partition_work(refold, number)
             ranges[partition] = refold.current_stage().offset_range
         source = open_stream.reader.read_ranges(ranges, ReadOptions(with_headers=True))
+        if not self.result.messages:
+            # Rate and remaining time are those of folding, without the start of Spark.
+            self.on_progress(0, sum(len(offset_range) for offset_range in ranges.values()))
 
         def find_moved(works: WorkByPartition, results: ResultByPartition) -> MovedSessions:
             return self._find_moved_sessions(head.ledger, refolds, works, results)
@@ -1079,7 +1086,11 @@ def repaired_marks(
     for gap in unrepaired_gaps:
         if _is_repaired(gap, refold.rewind, replaced, repeated_keys):
             mark = GapMark(
-                finding=gap.finding, offset=gap.start, session=gap.session, closed_by="repair"
+                finding=gap.finding,
+                offset=gap.start,
+                session=gap.session,
+                closed_by="repair",
+                sorted_until=_sorted_until(gap, refold.rewind.request.swapped_ranges),
             )
             closing_marks.append(mark)
     # 2. Marks of the refold.
@@ -1089,6 +1100,14 @@ def repaired_marks(
     # 3. Messages that were set aside.
     is_quarantined_already = not any(mark.quarantined for mark in new_marks)
     return closing_marks, new_marks, is_quarantined_already
+
+
+def _sorted_until(gap: Gap, swapped_ranges: SwappedRanges) -> int:
+    """Up to where the messages of a gap were put into order; -1: they were not swapped."""
+    for start, end in swapped_ranges.get(gap.session or "", ()):
+        if start == gap.start:
+            return end
+    return -1
 
 
 def _key_of_gap(gap: Gap) -> GapKey:

@@ -44,10 +44,10 @@ def watched(made: MemoryStream, names: tuple[str, ...]) -> Rows:
     def task(open_stream: OpenMemoryStream, works: dict[Partition, PartitionWork]) -> Task:
         plain = open_stream.make_task(works)
 
-        def run(partition: Partition, stretches: Iterable[Any]) -> bytes:
+        def run(partition: Partition, whole: OffsetRange, stretches: Iterable[Any]) -> bytes:
             work = works[partition]
             shadow = ShadowTrace(made.stream, made.machine(), work, made.files, names)
-            content = plain(partition, shadow.pass_through(stretches))  # type: ignore[arg-type]
+            content = plain(partition, whole, shadow.pass_through(stretches))  # type: ignore[arg-type]
             if rows := shadow.counting_rows(content):
                 kept[str(partition), work.start] = rows
             return content

@@ -17,7 +17,11 @@ from seriatim.ledger.commit import commit, read_head
 from seriatim.ledger.entries import CompactEntry
 from seriatim.ledger.model import Change
 from seriatim.memory.check import MemorySight
-from seriatim.operations.prove.check import CheckAttempt, accept_failed_check
+from seriatim.operations.prove.check import (
+    CheckAttempt,
+    accept_failed_check,
+    unjudged_entries,
+)
 from seriatim.operations.prove.partition_rules import PartitionProver
 from seriatim.operations.prove.suite import Expectation
 from seriatim.operations.repair.damage import RepairRequest, plan_repair
@@ -188,7 +192,7 @@ def test_state_that_changed_without_a_record_is_found() -> None:
     sessions = made.files.load_all(account.state)
     runner = made.machine()
     sessions["t"].state_bytes = runner.dump({"a": ("a", 77)})
-    other = made.files.save(A0, "stranger", sessions, ())
+    (other,) = made.files.save(A0, "stranger", sessions, ())
     head = read_head(made.ledger, "s")
     assert head is not None
     change = Change(
@@ -419,3 +423,35 @@ def test_what_a_repair_made_wrong_again_stays_bad() -> None:
     done = run_check(made)
     assert (done.verdict, done.ledger.circuit) == ({"in-a/0": "bad"}, "open")
     assert [one.replaced_by_sequence for one in done.ledger.failed_ranges] == [-1]
+
+
+def test_entries_that_wait_for_a_check_hold_only_accounts_that_changed() -> None:
+    """A ledger has an account for each partition. Many entries of many partitions would not fit into
+    memory if each came with its whole ledger.
+    """
+    made = create_stream()
+    made.kafka.create("in-a", 3)
+    for number in range(3):
+        send(made, Partition("in-a", number), ["a"], 1)
+    made.run()
+    for _ in range(4):
+        send(made, A1, ["a"])
+        made.run()
+    manifests = list(made.ledger.entries("s", -1))
+    entries = list(unjudged_entries(manifests))
+    assert sum(len(manifest.ledger.partitions) for manifest in manifests[1:]) == 15
+    assert [sorted(entry.accounts) for entry in entries[2:]] == [["in-a/1"]] * 4
+    accounts = {}
+    for entry, manifest in zip(entries, manifests, strict=True):
+        accounts |= entry.accounts
+        assert accounts == manifest.ledger.partitions
+
+
+def test_a_partition_that_is_gone_from_the_ledger_is_told() -> None:
+    """As None, so that the evidence sees it."""
+    made = create_filled_stream()
+    made.run()
+    first, second, *_ = made.ledger.entries("s", -1)
+    without = replace(second, ledger=replace(second.ledger, partitions={}))
+    *_, last = unjudged_entries([first, second, without])
+    assert last.accounts == dict.fromkeys(second.ledger.partitions)

@@ -4,19 +4,26 @@ overlap.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import inspect
+from collections.abc import Callable, Generator, Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from seriatim.engine.files import Certificate, File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.session import Counts
+from seriatim.engine.session import Counts, Session
 from seriatim.ledger.entries import ENTRY_TYPES, apply_entry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change, Halt, Ledger
-from seriatim.operations.prove.partition_rules import CommittedFile, check_overlaps
+from seriatim.operations.prove.partition_rules import (
+    CommittedFile,
+    PartitionClaims,
+    _PartitionReading,
+    check_overlaps,
+)
 from seriatim.operations.prove.stream_rules import (
     check_chain,
     check_ledger_step,
@@ -24,7 +31,7 @@ from seriatim.operations.prove.stream_rules import (
     check_witness,
     replay_expected_files,
 )
-from seriatim.ports import AddedFile, Commit, CommitSignature, FileOutline
+from seriatim.ports import AddedFile, Commit, CommitSignature, FileOutline, ScanRequest
 
 P, Q = Partition("a", 0), Partition("b", 1)
 FILE = File("records/a/0/0-5-x.parquet", 10, 3, "d", 5, 9)
@@ -175,12 +182,30 @@ def test_active_files_with_offsets_in_common_are_found() -> None:
         path: str, low: int, high: int, topic_id: str = "id", place: Partition = P
     ) -> tuple[CommittedFile, FileOutline]:
         named = CommittedFile(replace(FILE, path=path), 4, change(partition=place))
-        return named, FileOutline(first_offset=low, last_offset=high, topic_ids={topic_id})
+        spans = dict.fromkeys(topic_id.split("+"), (low, high))
+        return named, FileOutline(first_offset=low, last_offset=high, offsets_by_topic_id=spans)
 
     apart = [one("a", 0, 4), one("b", 5, 9), one("c", 0, 9, "new"), one("d", 3, 4, place=Q)]
     assert list(check_overlaps(apart)) == []
     (found,) = check_overlaps([*apart, one("e", 9, 12)])
     assert (found.file, found.offset, found.partition) == ("e", 9, "a/0")
+
+
+def test_a_file_of_several_topic_ids_overlaps_in_each_of_them() -> None:
+    """A repair may write such a file. Each of its topic ids is compared with the files of that one;
+    and a long file with all that begin in it, not with the next one only.
+    """
+
+    def one(path: str, **spans: tuple[int, int]) -> tuple[CommittedFile, FileOutline]:
+        named = CommittedFile(replace(FILE, path=path), 4, change(partition=P))
+        return named, FileOutline(offsets_by_topic_id=spans)
+
+    both = one("both", old=(0, 9), new=(0, 4))
+    assert list(check_overlaps([both, one("later", new=(5, 6))])) == []
+    (found,) = check_overlaps([both, one("again", new=(4, 6))])
+    assert (found.file, found.offset) == ("again", 4)
+    long = [one("long", old=(0, 99)), one("b", old=(10, 20)), one("c", old=(50, 60))]
+    assert [difference.file for difference in check_overlaps(long)] == ["b", "c"]
 
 
 def commit(version: int, sequence: int, previous: str, **fields: Any) -> Commit:
@@ -241,3 +266,26 @@ def test_rewriting_keeps_every_row() -> None:
     lost = replace(kept, adds=(AddedFile(path="c", rows=6),))
     (found,) = check_rewrites([ours, lost])
     assert (found.expected, found.found) == ("7 rows", "6 rows")
+
+
+def test_a_round_remembers_the_sessions_of_its_bucket_alone() -> None:
+    """A partition may have more sessions than fit into memory: that is why there are rounds."""
+    names = [f"s{i}" for i in range(100)]
+
+    class State:
+        """Each file has all sessions."""
+
+        def all_sessions(self, _files: Any) -> Iterator[tuple[str, Session]]:
+            yield from ((name, Session(last_offset=1)) for name in names)
+
+    prover: Any = SimpleNamespace(state=State(), row_reader=None)
+    file = CommittedFile(FILE, 4, change())
+    account = BEFORE.partitions[str(P)]
+    claims = PartitionClaims(partition=P, account=account, state_files=(file, file))
+    reading = _PartitionReading(prover, claims)
+    request = ScanRequest(bucket=(0, 10), with_outlines=False)
+    own_names = [name for name in names if request.includes_session(name)]
+    reader = cast("Generator[str]", reading._names_in_state(request))
+    assert [next(reader) for _ in own_names] == own_names
+    assert inspect.getgeneratorlocals(reader)["seen_names"] == set(own_names)
+    assert list(reader) == []

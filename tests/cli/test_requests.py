@@ -1,0 +1,152 @@
+"""How many requests a run, an idle run and the page make of a bucket.
+
+Requests are what a bucket costs in money and in time. They are counted by a proxy, so that the
+figures are exact on any machine. The messages come from a broker in memory; `bench/requests.py` counts
+whole runs with Spark.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seriatim import context
+from seriatim.cli import run as run_command
+from seriatim.memory.stream import OpenMemoryStream
+from seriatim.operations.status import StreamStatus
+from seriatim.storage.status_file import StatusFiles
+from seriatim.storage.store import open_store
+from seriatim.stream_files import StreamFile
+from seriatim.web.read import PageReader
+from tests.contracts.disk_streams import DiskStream
+from tests.s3_proxy import ProxyProcess, proxy_process
+
+SLICE_REQUESTS_MAX = 95
+REQUESTS_PER_PARTITION_MAX = 5
+IDLE_REQUESTS_MAX = 12
+PAGE_STREAMS = 50
+STREAM_FILE = """
+topics = "in-.*"
+machine = "table"
+table = {key = ["id"], columns = {id = "string"}}
+output = {path = "PATH"}
+"""
+
+
+class _NoSpark:
+    """In place of Spark, which these runs do not need."""
+
+    traced_sessions: tuple[str, ...] = ()
+
+    def stop(self) -> None:
+        """Nothing was started."""
+
+
+class _Bucket:
+    """A stream in a bucket behind a proxy that counts."""
+
+    def __init__(
+        self, folder: Path, url: str, proxy: ProxyProcess, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.proxy = proxy
+        self.made = DiskStream(folder, url=url)
+        self.file = StreamFile(self.made.stream, str(folder))
+        monkeypatch.setattr(context, "open_for_fold", self._open)
+
+    def _open(self, *_: Any) -> OpenMemoryStream:
+        return self.made.open().with_ports(file=self.file, spark=_NoSpark())
+
+    def send(self, partitions: int, *values: Any) -> None:
+        """The same messages for two sessions of every partition."""
+        for number in range(partitions):
+            for session in ("x", "y"):
+                self.made.send(f"in-a/{number}", session, *values)
+
+    def count_run(self) -> Counter[str]:
+        """Run the stream as `seriatim run` does; the requests by method."""
+        self.proxy.take_requests()
+        messages_max = self.file.stream.slice.messages_max
+        run_command._fold_stream(self._open(), messages_max, None)
+        self.requests = self.proxy.take_requests()
+        return Counter(method for method, _ in self.requests)
+
+
+@pytest.fixture
+def bucket(
+    tmp_path: Path, s3_url: str, s3_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[_Bucket]:
+    """An empty output."""
+    with proxy_process(s3_variables["AWS_ENDPOINT_URL"]) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield _Bucket(tmp_path, s3_url, proxy, monkeypatch)
+
+
+def _requests_of_slice(bucket: _Bucket, partitions: int) -> Counter[str]:
+    """The requests of a run of one slice that has messages for every partition, and in which all
+    state is merged into one file for each.
+    """
+    bucket.made.kafka.create("in-a", partitions)
+    bucket.send(partitions, ["a", "b"], 1)
+    bucket.count_run()
+    bucket.send(partitions, 2, 3)
+    return bucket.count_run()
+
+
+def test_a_slice_and_an_idle_run_make_few_requests(bucket: _Bucket) -> None:
+    """A task reads its state once and writes two files, and the commit looks at each record file: four
+    requests for a partition. Nothing is listed but the newest commits and the reports.
+    """
+    requests = _requests_of_slice(bucket, 12)
+    assert requests == {"PUT": 31, "GET": 20, "HEAD": 12, "LIST": 5}
+    assert requests.total() <= SLICE_REQUESTS_MAX
+    idle = bucket.count_run()
+    assert idle == {"GET": 6, "LIST": 1, "PUT": 1}
+    assert idle.total() <= IDLE_REQUESTS_MAX
+
+
+def test_requests_grow_slowly_with_partitions(bucket: _Bucket) -> None:
+    """With twice the partitions of the other test."""
+    grown = _requests_of_slice(bucket, 24).total() - 68
+    assert grown == 12 * 4
+    assert grown <= 12 * REQUESTS_PER_PARTITION_MAX
+
+
+def test_requests_do_not_grow_with_the_log(bucket: _Bucket) -> None:
+    """A table is loaded neither for a slice nor for its checkpoint, which is due after a hundred
+    commits.
+    """
+    bucket.made.kafka.create("in-a", 1)
+    bucket.send(1, ["a"])
+    totals = []
+    for number in range(10):
+        bucket.send(1, number)
+        totals.append(bucket.count_run().total())
+    # After every tenth commit a note and a listing tell whether a checkpoint is due.
+    assert max(totals[1:]) - min(totals[1:]) == 2
+
+
+def test_a_refresh_of_the_page_is_one_request_for_a_stream(bucket: _Bucket, tmp_path: Path) -> None:
+    """What did not change since the last one is not read again; what did is."""
+    names = [f"s{number}" for number in range(PAGE_STREAMS)]
+    files = {}
+    for name in names:
+        path = f"{bucket.file.stream.output.path}/{name}"
+        text = STREAM_FILE.replace("PATH", path)
+        (tmp_path / f"{name}.toml").write_text(text)
+        files[name] = StatusFiles(open_store(path), name)
+        files[name].write_status(StreamStatus(stream=name, verdict="good", sequence=0))
+        files[name].store.replace("head.json", b'{"sequence": 0, "sha256": "a"}')
+    reader = PageReader(tmp_path, lambda: 0.0)
+    seen = [reader.stream_status(name) for name in names]
+    assert [status.trouble for status in seen] == [""] * PAGE_STREAMS
+    bucket.proxy.take_requests()
+    assert [reader.stream_status(name) for name in names] == seen
+    assert len(bucket.proxy.take_requests()) == PAGE_STREAMS
+    files["s7"].write_status(StreamStatus(stream="s7", verdict="bad", sequence=0))
+    bucket.proxy.take_requests()
+    assert reader.stream_status("s7").verdict == "bad"
+    assert len(bucket.proxy.take_requests()) == 3
