@@ -200,9 +200,11 @@ def end_leftovers(folder: Path, print_line: PrintLine) -> bool:
 def describe_process(process: psutil.Process) -> str:
     """The id and the command line of a process, for people."""
     try:
-        command = " ".join(process.cmdline()) or process.name()
+        words = process.cmdline() or [process.name()]
     except psutil.Error:
         return f"pid {process.pid}"
+    # The folder of the program would take the room of the arguments, which tell more.
+    command = " ".join([Path(words[0]).name, *words[1:]])
     if len(command) > COMMAND_SHOWN_MAX:
         command = f"{command[:COMMAND_SHOWN_MAX]}…"
     return f"pid {process.pid} ({command})"

@@ -108,6 +108,22 @@ def test_a_demo_that_was_killed_leaves_nothing_after_the_next_start(
     assert not processes.end_leftovers(tmp_path, lines.append)
 
 
+def test_a_command_is_shown_without_the_folder_of_its_program(
+    tmp_path: Path, children: list[subprocess.Popen[bytes]]
+) -> None:
+    """A long path of the interpreter does not push the arguments out of what is shown."""
+    folder = tmp_path / ("long" * 20)
+    folder.mkdir()
+    program = folder / "python"
+    program.symlink_to(sys.executable)
+    process = subprocess.Popen([str(program), "-c", SLEEP], stdout=subprocess.PIPE)
+    children.append(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    description = processes.describe_process(psutil.Process(process.pid))
+    assert description.startswith(f"pid {process.pid} (python -c import time;")
+
+
 def test_a_second_demo_is_refused_with_the_first_ones_id_and_command(
     tmp_path: Path, children: list[subprocess.Popen[bytes]]
 ) -> None:
