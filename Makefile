@@ -70,7 +70,7 @@ browser:
 
 .PHONY: test
 test: lint browser ## All that CI runs: set-up, lint, tests with a sample of the long suites
-	$(RUN) pytest -n $(JOBS) --dist loadfile
+	$(RUN) pytest -n $(JOBS) --dist loadfile --durations 25
 
 # Without the watchdog against hanging tests, which is a thread for each test and costs more than a small test.
 .PHONY: test-fast
