@@ -27,7 +27,7 @@ started it. It is not a setting for people.
 
 
 CONNECTIONS = f"{ENVIRONMENT_PREFIX}CONNECTIONS"
-"""The variable with the path of a file of named Kafka clusters and stores. It has secrets, and each
+"""The variable with the path of a file of named Kafka clusters, stores and schema registries. It has secrets, and each
 process reads it by itself, also on workers; so it is no setting of seriatim.toml.
 """
 
@@ -150,11 +150,11 @@ def store_environment() -> dict[str, str]:
 
 
 def registry_environment() -> dict[str, str]:
-    """The variables with the settings of the schema registry. As those of an object store, they are
+    """The variables with the settings of schema registries. As those of an object store, they are
     each process's own.
     """
-    prefix = f"{ENVIRONMENT_PREFIX}REGISTRY_"
-    return {name: value for name, value in os.environ.items() if name.startswith(prefix)}
+    prefixes = (f"{ENVIRONMENT_PREFIX}REGISTRY_", CONNECTIONS)
+    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
 def read_private_settings(
@@ -189,11 +189,14 @@ def read_private_settings(
 
 
 def named_connection(
-    kind: Literal["kafka", "store"], name: str, environ: Mapping[str, str] | None = None
+    kind: Literal["kafka", "store", "registry"],
+    name: str,
+    environ: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The options of a named Kafka cluster or store, by their names in small letters.
+    """The options of a named Kafka cluster, store or schema registry, by their names in small letters.
 
-    1. The section `[kafka.NAME]` or `[store.NAME]` of the file that SERIATIM_CONNECTIONS names.
+    1. The section `[kafka.NAME]`, `[store.NAME]` or `[registry.NAME]` of the file that
+       SERIATIM_CONNECTIONS names.
     2. Variables like SERIATIM_KAFKA_NAME_BOOTSTRAP_SERVERS, which win.
 
     A name that has neither is refused.

@@ -46,7 +46,7 @@ CRON_FIELDS = {
 Hours = Annotated[int, Meta(ge=1, le=100_000)]
 
 CONNECTION_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,31}")
-"""The name of a Kafka cluster or a store: it is a part of environment variables."""
+"""The name of a Kafka cluster, a store or a schema registry: it is a part of environment variables."""
 BUCKET_ADDRESS = re.compile(
     r"(?:(?:s3|gs)://|abfss://[a-z0-9-]+@)[a-z0-9][a-z0-9.-]+[a-z0-9](/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*/?"
 )
@@ -166,6 +166,8 @@ class Stream(Struct, frozen=True, kw_only=True):
     """The name of the Kafka cluster in the connections file; empty: that of the settings."""
     store: str = ""
     """The name of the store of a bucket in the connections file; empty: that of the environment."""
+    registry: str = ""
+    """The name of the schema registry in the connections file; empty: that of the environment."""
     output: OutputSettings
     schedule: ScheduleSettings = ScheduleSettings()
     alerts: AlertSettings = AlertSettings()
@@ -245,6 +247,8 @@ class Stream(Struct, frozen=True, kw_only=True):
 
 DECODERS = ("json", "json-schema", "avro", "protobuf", "debezium")
 """Message formats that have a name. Any other is a class of the user."""
+REGISTRY_DECODERS = ("json-schema", "avro", "protobuf", "debezium")
+"""Message formats that ask a schema registry. Debezium's does if its messages are in Avro."""
 CLASS_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 """`module:Class`, a class in a Python file beside the stream file, or in a package."""
 
@@ -389,6 +393,9 @@ def _check_decoder(file: _CheckedFile, stream: Stream) -> None:
         names = ", ".join(f'"{name}"' for name in DECODERS)
         allowed = f'{names} or "module:Class", a Python file beside this one'
         file.refuse("decoder", f"found {decoder!r}{_suggestion(decoder, DECODERS)}", allowed)
+    if stream.registry and decoder not in REGISTRY_DECODERS:
+        allowed = "nothing, because messages of this decoder name no schema"
+        file.refuse("registry", f"found {stream.registry!r}", allowed)
     if stream.avro != AvroSettings() and decoder != "avro":
         file.refuse("avro", f"decoder is {decoder!r}", 'decoder = "avro", or no [avro]')
     if decoder == "protobuf":
@@ -430,7 +437,8 @@ def _check_names(file: _CheckedFile, stream: Stream) -> None:
     if not stream.topics:
         file.refuse("topics", "empty", topics_allowed)
     _check_output_path(file, stream)
-    for key, name in (("kafka", stream.kafka), ("store", stream.store)):
+    names = (("kafka", stream.kafka), ("store", stream.store), ("registry", stream.registry))
+    for key, name in names:
         if name and not CONNECTION_NAME.fullmatch(name):
             file.refuse(key, f"found {name!r}", "letters, digits and _, at most 32")
     _check_requests(file, stream.snapshot_requests)

@@ -255,7 +255,7 @@ def load_decoder(file: StreamFile) -> Decoder:
     if stream.decoder == "json":
         return JsonDecoder()
     if stream.decoder == "debezium":
-        return debezium_decoder(stream, _open_avro_values)
+        return debezium_decoder(stream, lambda: _open_avro_values(stream.registry))
     if stream.decoder in ("avro", "protobuf", "json-schema"):
         return _registry_decoder(file)
     module, class_name = _import_class(stream, "decoder", stream.decoder, file.folder)
@@ -282,11 +282,11 @@ def load_decoder(file: StreamFile) -> Decoder:
         ) from error
 
 
-def _open_avro_values() -> AvroValues:
+def _open_avro_values(registry_name: str) -> AvroValues:
     from seriatim.formats.avro import AvroValues
     from seriatim.formats.registry import open_registry
 
-    return AvroValues(open_registry())
+    return AvroValues(open_registry(registry_name))
 
 
 def _registry_decoder(file: StreamFile) -> Decoder:
@@ -296,7 +296,7 @@ def _registry_decoder(file: StreamFile) -> Decoder:
     from seriatim.formats.registry import LazyRegistry
 
     stream = file.stream
-    source = LazyRegistry()
+    source = LazyRegistry(stream.registry)
     if stream.decoder == "json-schema":
         from seriatim.formats.json_schema import JsonSchemaDecoder
 

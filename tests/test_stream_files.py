@@ -238,10 +238,12 @@ def test_a_store_is_named_in_the_output_path(tmp_path: Path) -> None:
     [
         ('store = "lake"', "store: found 'lake'"),
         ('kafka = "west-1"', "kafka: found 'west-1'"),
+        ('decoder = "debezium"\nregistry = "west-1"', "registry: found 'west-1'"),
+        ('registry = "west"', "registry: found 'west'"),
     ],
 )
 def test_a_wrong_name_of_a_connection_is_refused(tmp_path: Path, line: str, message: str) -> None:
-    """A folder has no store, and a name is a part of variables."""
+    """A folder has no store, JSON has no registry, and a name is a part of variables."""
     (tmp_path / "s.toml").write_text(f"{line}\n{GOOD}")
     with pytest.raises(ConfigError, match=message):
         stream_files.load_stream("s", tmp_path)

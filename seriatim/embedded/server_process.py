@@ -53,6 +53,8 @@ class EmbeddedServer(Struct, frozen=True):
     main_class: str
     log: Path
     """What its process writes."""
+    stop_signal: int = signal.SIGTERM
+    """What ends it cleanly."""
 
     def lock(self, print_notice: PrintNotice) -> AbstractContextManager[None]:
         """Held while the server is started or stopped."""
@@ -132,8 +134,8 @@ class EmbeddedServer(Struct, frozen=True):
         return self.log.read_text(errors="replace")
 
     def terminate(self, process: psutil.Process, print_notice: PrintNotice) -> None:
-        """End it with SIGTERM; kill it if it does not end in time."""
-        process.send_signal(signal.SIGTERM)
+        """End it by its signal; kill it if it does not end in time."""
+        process.send_signal(self.stop_signal)
         try:
             process.wait(STOP_SECONDS)
         except psutil.TimeoutExpired:

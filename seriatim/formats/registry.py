@@ -9,8 +9,9 @@ it is kept in the process, and on this host's disk for the processes after it.
 - An id that a reachable registry does not know may be new, and not have reached all of its servers.
   It is asked for again for a while. After that its messages are poison, until a later repair.
 
-Settings are variables of the environment, or lines of a file that only its owner can read. Each
-process reads its own, also on workers; they are in no task.
+Settings are variables of the environment, or lines of a file that only its owner can read. A stream
+file may name a registry: then they are those of this name. Each process reads its own, also on workers;
+they are in no task.
 
 Next: avro.py, protobuf.py and json_schema.py decode by it.
 """
@@ -37,7 +38,9 @@ from seriatim.errors import ConfigError, PlatformError
 URL = "SERIATIM_REGISTRY_URL"
 SETTINGS_FILE = "SERIATIM_REGISTRY_CONFIG"
 SETTING_NAMES = ("url", "user", "password", "token", "ca_file")
-"""Each is a line NAME=VALUE of the settings file, or a variable SERIATIM_REGISTRY_NAME."""
+"""Each is a line NAME=VALUE of the settings file, or a variable SERIATIM_REGISTRY_NAME. Those of a
+named registry are in its section of the connections file, or have its name before their own.
+"""
 HEADER_BYTES = 5
 """The zero byte and the id."""
 REQUEST_SECONDS = 10
@@ -103,8 +106,32 @@ class RegistrySettings(Struct, frozen=True, kw_only=True):
         return f"RegistrySettings(url={self.url!r})"
 
 
-def read_registry_settings(environ: Mapping[str, str]) -> RegistrySettings:
-    """The settings of this process, checked. The environment wins over the file."""
+def read_registry_settings(environ: Mapping[str, str], name: str = "") -> RegistrySettings:
+    """The settings of this process for the registry of this name, checked; without a name, for that
+    of the variables.
+    """
+    if name:
+        return _check_settings(_named_settings(environ, name), f"registry {name}: url")
+    return _check_settings(_unnamed_settings(environ), URL)
+
+
+def _named_settings(environ: Mapping[str, str], name: str) -> dict[str, str]:
+    values = config.named_connection("registry", name, environ)
+    advice = f"fix the section [registry.{name}] or the SERIATIM_REGISTRY_{name.upper()}_* variable"
+    for option in values:
+        if option not in SETTING_NAMES:
+            raise ConfigError(
+                f"registry {name}: {option} is no setting of a registry",
+                allowed=", ".join(SETTING_NAMES),
+                next=advice,
+            )
+    if "url" not in values:
+        raise ConfigError(f"registry {name}: url is missing", next=advice)
+    return values
+
+
+def _unnamed_settings(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings that belong to no name. The environment wins over the file."""
     values: dict[str, str] = {}
     settings_file = environ.get(SETTINGS_FILE, "")
     if settings_file:
@@ -118,40 +145,49 @@ def read_registry_settings(environ: Mapping[str, str]) -> RegistrySettings:
             "the messages name their schema by an id, and no schema registry is set",
             next=f"set {URL}, for example to http://127.0.0.1:8081",
         )
+    return values
+
+
+def _check_settings(values: Mapping[str, str], source: str) -> RegistrySettings:
+    """The settings as a value. `source` is where people find the address."""
     settings = msgspec.convert(values, RegistrySettings)
     address = urlsplit(settings.url)
     if address.scheme not in ("http", "https") or not address.hostname:
         raise ConfigError(
-            f"{URL} is no address of a registry",
+            f"{source} is no address of a registry",
             allowed="http://… or https://…",
-            next=f"fix {URL}",
+            next=f"fix {source}",
         )
     if address.username is not None or address.password is not None:
         raise ConfigError(
-            f"{URL} has a user or a password in it, which would be in logs",
-            next="take them out, and set SERIATIM_REGISTRY_USER and SERIATIM_REGISTRY_PASSWORD",
+            f"{source} has a user or a password in it, which would be in logs",
+            next="take them out, and set user and password of the registry"
+            " (SERIATIM_REGISTRY_USER and SERIATIM_REGISTRY_PASSWORD, if it has no name)",
         )
     return settings
 
 
-def open_registry() -> Registry:
-    """The registry that this process's environment names, with a cache in the home of this host."""
-    settings = read_registry_settings(config.registry_environment())
+def open_registry(name: str = "") -> Registry:
+    """The registry of this name, or the one that this process's environment names without one; with
+    a cache in the home of this host.
+    """
+    settings = read_registry_settings(config.registry_environment(), name)
     return Registry(settings, config.load_settings().home / "registry")
 
 
 class LazyRegistry:
-    """The registry that this process's environment names. It is opened for the first schema: a stream
-    can be looked at without one.
+    """The registry of a stream. It is opened for the first schema: a stream can be looked at without
+    one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self._registry: Registry | None = None
 
     def schema(self, schema_id: int) -> RegisteredSchema:
         """The schema of an id."""
         if self._registry is None:
-            self._registry = open_registry()
+            self._registry = open_registry(self.name)
         return self._registry.schema(schema_id)
 
 
@@ -263,7 +299,7 @@ class Registry:
                     raise ConfigError(
                         f"{self.url}: the registry's certificate is not trusted:"
                         f" {error.reason.verify_message}",
-                        next="name the authority's certificate in SERIATIM_REGISTRY_CA_FILE",
+                        next="name the authority's certificate in ca_file of the registry",
                     ) from None
                 problem = str(error.reason)
             except (OSError, ValueError) as error:  # a lost connection, or no answer of a registry
@@ -292,12 +328,13 @@ class Registry:
         if status in (401, 403):
             return ConfigError(
                 f"the schema registry {self.url} refuses us with status {status}",
-                next="fix SERIATIM_REGISTRY_USER and SERIATIM_REGISTRY_PASSWORD, or"
-                " SERIATIM_REGISTRY_TOKEN; it needs the right to read schemas",
+                next="fix user and password, or token, of the registry (SERIATIM_REGISTRY_USER,"
+                " SERIATIM_REGISTRY_PASSWORD, SERIATIM_REGISTRY_TOKEN, if it has no name);"
+                " it needs the right to read schemas",
             )
         return ConfigError(
             f"the schema registry {self.url} answers with status {status}",
-            next=f"fix {URL}: it is the address below which /schemas/ids/1 is found",
+            next="fix url of the registry: it is the address below which /schemas/ids/1 is found",
         )
 
     def _cache_file(self, schema_id: int) -> Path:
@@ -345,8 +382,8 @@ def _tls_context(settings: RegistrySettings) -> ssl.SSLContext:
         return ssl.create_default_context(cafile=settings.ca_file or None)
     except (OSError, ssl.SSLError) as error:
         raise ConfigError(
-            f"SERIATIM_REGISTRY_CA_FILE: {settings.ca_file}: {error.strerror or 'no certificate'}",
-            next="fix SERIATIM_REGISTRY_CA_FILE: it names a file of certificates in PEM",
+            f"ca_file of the registry: {settings.ca_file}: {error.strerror or 'no certificate'}",
+            next="fix ca_file of the registry: it names a file of certificates in PEM",
         ) from None
 
 

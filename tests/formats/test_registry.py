@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from seriatim.engine.decoding import PlainDecoder
 from seriatim.errors import ConfigError, PlatformError
 from seriatim.formats.registry import (
     UNKNOWN_ID_WAIT_SECONDS,
@@ -23,6 +24,7 @@ from seriatim.formats.registry import (
     schema_id_of,
 )
 from seriatim.memory import MemorySchemas
+from seriatim.stream_files import load_decoder, load_stream
 from tests.formats.registry_server import RegistryServer
 
 RECORD = {"type": "record", "name": "Quote", "fields": [{"name": "price", "type": "long"}]}
@@ -260,6 +262,64 @@ def test_a_settings_file_is_checked(tmp_path: Path, content: str, mode: int, sai
     with pytest.raises(ConfigError, match=said) as caught:
         read_registry_settings({"SERIATIM_REGISTRY_CONFIG": str(file)})
     assert "canary" not in str(caught.value)
+
+
+def connections(tmp_path: Path, sections: str) -> dict[str, str]:
+    """An environment with a connections file."""
+    file = tmp_path / "connections.toml"
+    file.write_text(sections)
+    file.chmod(0o600)
+    return {"SERIATIM_CONNECTIONS": str(file)}
+
+
+def test_a_named_registry_takes_nothing_from_the_unnamed_one(tmp_path: Path) -> None:
+    """Otherwise the password of one registry would be sent to another."""
+    environ = connections(tmp_path, '[registry.west]\nurl = "http://west:1"\nuser = "w"\n') | {
+        "SERIATIM_REGISTRY_URL": "http://east:1",
+        "SERIATIM_REGISTRY_PASSWORD": "of-east",
+        "SERIATIM_REGISTRY_WEST_PASSWORD": "of-west",
+    }
+    assert read_registry_settings(environ, "west") == RegistrySettings(
+        url="http://west:1", user="w", password="of-west"
+    )
+    assert read_registry_settings(environ) == RegistrySettings(
+        url="http://east:1", password="of-east"
+    )
+
+
+@pytest.mark.parametrize(
+    ("section", "said"),
+    [
+        ("", "there is no registry named 'west'"),
+        ('[registry.west]\nuser = "w"\n', "registry west: url is missing"),
+        ('[registry.west]\nadress = "http://w"\n', "registry west: adress is no setting"),
+        ('[registry.west]\nurl = "west"\n', "registry west: url is no address"),
+    ],
+)
+def test_wrong_settings_of_a_named_registry_are_refused(
+    tmp_path: Path, section: str, said: str
+) -> None:
+    """The error names the registry, so that people know which section to fix."""
+    with pytest.raises(ConfigError, match=said):
+        read_registry_settings(connections(tmp_path, section), "west")
+
+
+def test_a_stream_is_decoded_by_the_registry_that_it_names(
+    server: RegistryServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The environment names another one, which is not asked."""
+    server.put(1, RECORD)
+    environ = connections(tmp_path, f'[registry.west]\nurl = "{server.url}"\n')
+    monkeypatch.setenv("SERIATIM_CONNECTIONS", environ["SERIATIM_CONNECTIONS"])
+    monkeypatch.setenv("SERIATIM_REGISTRY_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("SERIATIM_HOME", str(tmp_path / "home"))
+    (tmp_path / "s.toml").write_text(
+        'topics = "t"\nmachine = "table"\ndecoder = "avro"\nregistry = "west"\n'
+        'output.path = "lake"\n[table]\nkey = ["price"]\ncolumns = { price = "int64" }\n'
+    )
+    decoder = load_decoder(load_stream("s", tmp_path))
+    assert isinstance(decoder, PlainDecoder)
+    assert decoder.to_plain(b"\x00\x00\x00\x00\x01\x04") == {"type": "Quote", "price": 2}
 
 
 def test_the_certificates_of_a_wrong_file_are_refused(tmp_path: Path) -> None:

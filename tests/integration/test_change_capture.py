@@ -1,0 +1,113 @@
+"""A table that equals its source: PostgreSQL under load, Debezium, Kafka, run and publish."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from seriatim import stream_files
+from seriatim.cli.publish import publish_stream
+from seriatim.engine.crash_points import CRASH_POINTS
+from tests.integration.change_source import COLUMNS, ChangeSource, current_rows, has_source
+from tests.integration.lab import Lab
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(bool(has_source()), reason=has_source() or "there is a source"),
+]
+MARKS = 20
+TRANSACTIONS = 60
+OpenSource = Callable[..., ChangeSource]
+RUN_POINTS = [point for point in CRASH_POINTS if point != "table-created"]
+
+
+@pytest.fixture
+def open_source(lab: Lab, topic_name: Callable[[], str]) -> Iterator[OpenSource]:
+    """Opens the source of a test, and ends it with the test."""
+    sources: list[ChangeSource] = []
+
+    def open_one(partitions: int, **settings: Any) -> ChangeSource:
+        source = ChangeSource(lab, topic_name(), partitions, **settings)
+        sources.append(source)
+        return source
+
+    yield open_one
+    for source in sources:
+        source.close()
+
+
+def write_stream(lab: Lab, source: ChangeSource, name: str, session: str) -> str:
+    """The stream file of the source's table."""
+    return lab.stream(
+        name,
+        source.topic.replace(".", "[.]"),
+        {"machine": "table", "decoder": "debezium", "session": session},
+        table={"key": ["id"], "columns": COLUMNS},
+    )
+
+
+def published_rows(lab: Lab, stream: str) -> list[Any]:
+    """The table `current` after a publish."""
+    publish_stream(stream_files.load_stream(stream, lab.settings.streams), unchecked=True)
+    table = DeltaTable(str(lab.root(stream) / "current"))
+    return current_rows(table.to_pyarrow_dataset().to_table(use_threads=False))
+
+
+def killed_run(
+    lab: Lab, stream: str, topic: str, ends: dict[int, int], dice: random.Random
+) -> None:
+    """A run to these offsets in slices of a few messages, which is killed at some point of one."""
+    point = f"{dice.choice(RUN_POINTS)}:{dice.randint(1, 2)}"
+    until = json.dumps({topic: {str(partition): end for partition, end in ends.items()}})
+    ended = lab.command(
+        "run", stream, "--messages-max", "150", "--until-offsets", until, SERIATIM_CRASH_POINT=point
+    )
+    # A point that the run does not pass twice leaves it alone.
+    assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("session", "partitions", "has_truncate"), [("partition", 1, True), ("key", 3, False)]
+)
+def test_current_equals_its_source_at_every_mark(
+    lab: Lab, open_source: OpenSource, session: str, partitions: int, has_truncate: bool
+) -> None:
+    """In one go and with random kills, while the connector is stopped, killed and started again in
+    the middle of the load.
+    """
+    source = open_source(partitions, seed=7, has_truncate=has_truncate)
+    dice = random.Random(11)
+    plain = write_stream(lab, source, "plain", session)
+    killed = write_stream(lab, source, "killed", session)
+    # A TRUNCATE empties the table for transactions that began before it, also for the connector's
+    # snapshot: so the load begins after that.
+    source.mark()
+    source.offsets_after_mark()
+
+    for number in range(MARKS):
+        clients = source.begin_load(TRANSACTIONS)
+        if number == MARKS // 3:
+            source.restart_connector()
+        if number == 2 * MARKS // 3:
+            source.kill_connector()
+        source.end_load(clients)
+        expected = source.mark()
+        ends = source.offsets_after_mark()
+        until = {f"{source.topic}/{partition}": end for partition, end in ends.items()}
+
+        assert not lab.fold(plain, until=until).findings
+        assert published_rows(lab, plain) == expected, f"at mark {source.round}"
+        if number % 5 == 4:
+            killed_run(lab, killed, source.topic, ends, dice)
+            lab.fold(killed, until=until)
+            assert published_rows(lab, killed) == expected, f"with kills, at mark {source.round}"
+
+    # Messages that the killed connector sends again may come after the last mark.
+    assert not lab.fold(plain).findings
+    assert published_rows(lab, plain) == expected
