@@ -67,6 +67,7 @@ class ChangeSource:
         seed: int,
         *,
         has_truncate: bool,
+        has_full_images: bool,
         converter: Mapping[str, str] | None = None,
     ) -> None:
         self.lab = lab
@@ -78,6 +79,8 @@ class ChangeSource:
         self.topic = f"{prefix}.public.{TABLE}"
         self.server = postgres.start_postgres(self.home, silent)
         self.run_sql(CREATE)
+        if has_full_images:
+            self.run_sql(f"alter table {TABLE} replica identity full;")
         self.connector = connect.debezium_settings(
             self.server, prefix, f"public.{TABLE}", partitions=partitions
         )

@@ -81,7 +81,11 @@ def test_current_equals_its_source_at_every_mark(
     """In one go and with random kills, while the connector is stopped, killed and started again in
     the middle of the load.
     """
-    source = open_source(partitions, seed=7, has_truncate=has_truncate)
+    # The row under a new key is another session. It lacks the values that are stored apart and did
+    # not change, unless the source sends whole rows.
+    source = open_source(
+        partitions, seed=7, has_truncate=has_truncate, has_full_images=session == "key"
+    )
     dice = random.Random(11)
     plain = write_stream(lab, source, "plain", session)
     killed = write_stream(lab, source, "killed", session)
