@@ -18,8 +18,12 @@ from seriatim.demo import processes, stage
 from seriatim.demo.processes import MARK_VARIABLE, DemoPorts, DemoRecord
 from seriatim.errors import ConfigError
 
-SLEEP = "import time; print('up', flush=True); time.sleep(600)"
-STUBBORN = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {SLEEP}"
+# A test run that was started in the background by a script ignores SIGINT, and so would its children.
+SLEEP = (
+    "import time, signal; signal.signal(signal.SIGINT, signal.SIG_DFL);"
+    " print('up', flush=True); time.sleep(600)"
+)
+STUBBORN = SLEEP.replace("SIG_DFL", "SIG_IGN")
 CHILD_SURVIVES = (
     "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
     " start_new_session=True); print('up', flush=True)"
@@ -104,7 +108,7 @@ def test_a_demo_that_was_killed_leaves_nothing_after_the_next_start(
     lines: list[str] = []
     assert processes.end_leftovers(tmp_path, lines.append)
     assert left.wait() == -signal.SIGINT
-    assert any(f"pid {left.pid} (" in line and "time.sleep" in line for line in lines)
+    assert any(f"pid {left.pid} (" in line and "import time" in line for line in lines)
     assert not processes.end_leftovers(tmp_path, lines.append)
 
 
@@ -121,7 +125,7 @@ def test_a_command_is_shown_without_the_folder_of_its_program(
     assert process.stdout is not None
     assert process.stdout.readline() == b"up\n"
     description = processes.describe_process(psutil.Process(process.pid))
-    assert description.startswith(f"pid {process.pid} (python -c import time;")
+    assert description.startswith(f"pid {process.pid} (python -c import time, signal;")
 
 
 def test_a_second_demo_is_refused_with_the_first_ones_id_and_command(
