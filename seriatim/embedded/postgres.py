@@ -41,7 +41,7 @@ SETTINGS = {
     # A socket would need a folder with a short path.
     "unix_socket_directories": "",
     "max_connections": "30",
-    # It is a toy: after a power cut it may be damaged.
+    # It serves tests only: after a power cut its data may be damaged, and nobody needs them then.
     "fsync": "off",
 }
 

@@ -474,6 +474,8 @@ def test_what_the_last_entry_names_never_goes() -> None:
 def test_a_slice_that_was_folded_on_files_merged_meanwhile_goes_on_top_of_them(full: bool) -> None:
     """It names none of the files that the compaction replaced: those may be swept one day."""
     made, number = sliced(), 0
+    visited_points = []
+    points_without_merge = []
     while at_point(made, number + 1, run_compaction, lambda made=made: made.run(messages_max=2)):  # type: ignore[misc]
         merged: set[str] = set()
         for manifest in made.ledger.entries("s", -1):
@@ -486,12 +488,18 @@ def test_a_slice_that_was_folded_on_files_merged_meanwhile_goes_on_top_of_them(f
                 for file in account.state
             }
             assert not merged & state, number
-        assert merged or number > 50
+        visited_points.append(number)
+        if not merged:
+            points_without_merge.append(number)
         made.clock.sleep(100 * DAY)
         run_compaction(made)
         assert made.sessions(A0)
         made, number = sliced(), number + (1 if full else 4)
     assert number >= 50
+    # The compaction merges state at each point of the first part of the run, and at none after it.
+    merging_count = len(visited_points) - len(points_without_merge)
+    assert merging_count > len(visited_points) / 2
+    assert points_without_merge == visited_points[merging_count:]
 
 
 @pytest.mark.long
