@@ -26,9 +26,10 @@ help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 .PHONY: setup
-setup: $(STAMP) ## .venv with the locked packages, the JARs, the compiled fold; does only what is missing
+setup: $(STAMP) ## .venv with the locked packages, the JARs, the compiled fold, Spark's classes; does only what is missing
 	@.venv/bin/seriatim jars fetch --group spark --group kafka
 	@$(RUN) seriatim.fast
+	@$(RUN) seriatim.class_archive
 
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "no Python 3.11, 3.12 or 3.13 on PATH: install 3.11, or make setup PYTHON=/path/to/python"; exit 2; }
@@ -91,12 +92,20 @@ bench: setup ## CPU per message, ours beside its peers: make bench SCALE=0.25 RO
 		$(if $(AGAINST),--against $(AGAINST))
 
 .PHONY: demo
-demo: setup ## A living system: Kafka, Airflow, a producer, mails; other ports: make demo PORT=18080
-	@$(RUN) seriatim.demo.stage up $(if $(PORT),--port $(PORT))
+demo: setup ## A living system: Kafka, Airflow, a producer, mails; other ports: make demo PORT=18080; in a bucket: STORE=s3
+	@$(RUN) seriatim.demo.stage up $(if $(PORT),--port $(PORT)) $(if $(STORE),--store $(STORE))
 
 .PHONY: demo-break
 demo-break: $(STAMP) ## Damage messages of the running demo on their way to Kafka
 	@$(RUN) seriatim.demo.stage break
+
+.PHONY: demo-cdc
+demo-cdc: setup ## A table in PostgreSQL that keeps changing, Debezium, and `current`, which equals it
+	@$(RUN) seriatim.demo.capture up
+
+.PHONY: demo-cdc-break
+demo-cdc-break: $(STAMP) ## Lose a change of the running demo-cdc on its way to Kafka: what finds it, what heals it
+	@$(RUN) seriatim.demo.capture break
 
 .PHONY: demo-stop
 demo-stop: ## End the demo, and what a demo that was killed has left running

@@ -71,10 +71,12 @@ def refuse_other_product(tree: Path) -> None:
             raise SystemExit(f"a process in {tree} imports {file}")
 
 
-def compile_fold(tree: Path, print_progress: Callable[[str], None]) -> None:
-    """Compile the tree's fold now: otherwise it is compiled during the first round, which becomes
-    slower by that.
+def make_ready(tree: Path, print_progress: Callable[[str], None]) -> None:
+    """What `make setup` does for the tree: compile its fold, which would otherwise be compiled during
+    the first round, and make the archive of Spark's classes, which came later than the fold.
     """
+    if (tree / "seriatim" / "class_archive.py").exists():
+        _python(tree, "-m", "seriatim.class_archive")
     # Until the packages were cut by subject, the compiled fold was `seriatim.bulk`.
     is_renamed = (tree / "seriatim" / "fast").is_dir()
     compilation = _python(tree, "-m", "seriatim.fast" if is_renamed else "seriatim.bulk")

@@ -4,8 +4,8 @@
 
 Every run is the command line in a process of its own. It reaches the embedded S3 server through a
 proxy that counts. Measured are one slice in which every partition has new messages, on top of one
-that is committed, and a run with nothing to do. Requests are counts, so that a busy machine changes
-nothing; bytes are those of the messages' own records and state.
+that is committed, a run with nothing to do, and a refresh of a page of 50 streams. Requests are counts,
+so that a busy machine changes nothing; bytes are those of the messages' own records and state.
 
 Next: docs/DEPLOY.md says what that costs; tests/cli/test_requests.py holds the limits.
 """
@@ -17,6 +17,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -30,11 +32,16 @@ from bench.run import RESULTS, print_progress, temporary_broker
 from seriatim import config
 from seriatim.demo.producer import create_topics
 from seriatim.embedded import s3
-from tests.s3_proxy import proxy_process
+from seriatim.operations.status import StreamStatus
+from seriatim.storage.status_file import StatusFiles
+from seriatim.storage.store import open_store
+from seriatim.web.read import PageReader
+from tests.s3_proxy import ProxyProcess, proxy_process
 
 TOPIC = "requests"
 SESSIONS_PER_PARTITION = 20
 UPDATES_PER_SESSION = 50
+PAGE_STREAMS = 50
 STREAM = """
 topics = "requests"
 machine = "table"
@@ -136,12 +143,53 @@ def measure(partitions: int) -> dict[str, Any]:
     return figures
 
 
+def measure_page() -> dict[str, Any]:
+    """The requests of a page of many streams: of its first look, of one at which nothing is new, and
+    of one at which every stream has a new entry.
+    """
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        s3_server(Path(folder)) as variables,
+        proxy_process(variables["AWS_ENDPOINT_URL"]) as proxy,
+    ):
+        os.environ.update({**variables, "AWS_ENDPOINT_URL": proxy.endpoint})
+        return _count_refreshes(Path(folder), proxy)
+
+
+def _count_refreshes(folder: Path, proxy: ProxyProcess) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    files = {}
+    for number in range(PAGE_STREAMS):
+        name = f"stream{number}"
+        path = f"s3://seriatim/{name}"
+        (folder / f"{name}.toml").write_text(STREAM.replace("s3://seriatim/requests", path))
+        files[name] = StatusFiles(open_store(path), name)
+    reader = PageReader(folder, time.time)
+
+    def count_refresh(what: str) -> None:
+        proxy.take_requests()
+        for name in files:
+            reader.stream_status(name)
+        figures[what] = count_requests(proxy.take_requests())
+        print_progress(f"{PAGE_STREAMS} streams, {what}: {figures[what]['all']} requests")
+
+    for sequence, what in enumerate(("first look", "every stream has a new entry")):
+        for name, of_stream in files.items():
+            of_stream.write_status(StreamStatus(stream=name, verdict="good", sequence=sequence))
+            witness = {"sequence": sequence, "sha256": "a"}
+            of_stream.store.replace("head.json", json.dumps(witness).encode())
+        count_refresh(what)
+    count_refresh("nothing is new")
+    return figures
+
+
 def main() -> None:
     """Measure, and store the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", type=int, nargs="+", default=[12, 24])
     options = parser.parse_args()
     figures = {str(partitions): measure(partitions) for partitions in options.partitions}
+    figures["page"] = measure_page()
     (RESULTS / "requests.json").write_text(json.dumps(figures, indent=1) + "\n")
 
 

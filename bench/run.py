@@ -86,7 +86,7 @@ def compare(ref: str, names: list[str], rounds: int, count: int, results: Path) 
         trees: dict[against.Side, Path] = {"before": earlier_tree, "now": ROOT}
         for tree in trees.values():
             against.refuse_other_product(tree)
-            against.compile_fold(tree, print_progress)
+            against.make_ready(tree, print_progress)
         with _broker_with_data(count) as (home, servers):
             for number, name, side in against.order_of_runs(names, rounds):
                 measurement = run(name, home, servers, count, trees[side])

@@ -11,6 +11,7 @@ import signal
 import sys
 import tomllib
 from collections.abc import Collection, Mapping
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,12 +25,14 @@ OUTCOME = f"{ENVIRONMENT_PREFIX}OUTCOME"
 """The variable with the path of the file in which a command leaves its outcome for the process that
 started it. It is not a setting for people.
 """
-
-
+WORKER_PYTHON = f"{ENVIRONMENT_PREFIX}WORKER_PYTHON"
+"""The variable with the Python that embedded/worker_python.sh runs. It is not a setting for people."""
 CONNECTIONS = f"{ENVIRONMENT_PREFIX}CONNECTIONS"
 """The variable with the path of a file of named Kafka clusters, stores and schema registries. It has secrets, and each
 process reads it by itself, also on workers; so it is no setting of seriatim.toml.
 """
+Environment = Mapping[str, str]
+"""Environment variables by name."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,6 +48,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """A file of Kafka client settings (TLS, SASL), one KEY=VALUE per line."""
     spark_master: str = "local[*]"
     spark_driver_memory: str = "2g"
+    spark_driver_host: str = ""
+    """The address at which executors find the driver. Empty: that of the interface which leads to the
+    master.
+    """
+    spark_driver_bind_address: str = ""
+    """The address at which the driver listens, if it is another one: in a container, behind NAT."""
+    spark_executor_wait_seconds: int = 300
+    """How long is waited for the first executor of a cluster."""
+    spark_records_min: int = 5_000_000
+    """From how many records on check and verify read their files on the executors of a cluster."""
     spark_remote: str = ""
     """The address of a Spark Connect server (sc://HOST:PORT) that folds in place of `spark_master`."""
     ivy_settings: Path | None = None
@@ -68,6 +81,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
     airflow_url: str = ""
     """Airflow's address, for links in mails."""
+    where_to_type: str = ""
+    """Where people type commands on this host, for mails: another host, a container, a file to source."""
     crash_point: str = ""
     """For tests: the named point at which this process kills itself, as NAME or NAME:HIT."""
 
@@ -96,7 +111,8 @@ def load_settings(environ: dict[str, str] | None = None, folder: Path | None = N
             next="put it into a file of its own (mode 600) and name that as smtp_password_file",
         )
     try:
-        settings = msgspec.convert(values, Settings, dec_hook=_decode_path)
+        # Not strict: in the environment a number is a text.
+        settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode_path)
     except msgspec.ValidationError as error:
         raise ConfigError(
             f"settings: {error}", next="fix the SERIATIM_* variable or seriatim.toml"
@@ -145,15 +161,27 @@ def store_environment() -> dict[str, str]:
     """The variables with the options of an object store. They are no settings of seriatim.toml: each
     process that opens the store has its own, also on workers.
     """
-    prefixes = ("AWS_", "GOOGLE_", "AZURE_", f"{ENVIRONMENT_PREFIX}STORE_", CONNECTIONS)
-    return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
+    return _variables_with("AWS_", "GOOGLE_", "AZURE_", f"{ENVIRONMENT_PREFIX}STORE_", CONNECTIONS)
+
+
+def cache_folder() -> Path:
+    """The folder of what this host may keep to save work, in the home. Workers have it, too, each its
+    own. Users' data may be in it, so only its owner can read it.
+    """
+    folder = load_settings().home / "cache"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def registry_environment() -> dict[str, str]:
     """The variables with the settings of schema registries. As those of an object store, they are
     each process's own.
     """
-    prefixes = (f"{ENVIRONMENT_PREFIX}REGISTRY_", CONNECTIONS)
+    return _variables_with(f"{ENVIRONMENT_PREFIX}REGISTRY_", CONNECTIONS)
+
+
+def _variables_with(*prefixes: str) -> dict[str, str]:
+    """The environment variables whose names begin with one of these prefixes."""
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
@@ -191,7 +219,7 @@ def read_private_settings(
 def named_connection(
     kind: Literal["kafka", "store", "registry"],
     name: str,
-    environ: Mapping[str, str] | None = None,
+    environ: Environment | None = None,
 ) -> dict[str, str]:
     """The options of a named Kafka cluster, store or schema registry, by their names in small letters.
 
@@ -254,10 +282,41 @@ def take_outcome_path() -> Path | None:
     return Path(path) if path else None
 
 
-def use_this_python() -> None:
-    """Let Spark's workers run the same Python as this process: any other lacks our packages."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+def worker_python_variables(*, is_local: bool) -> dict[str, str]:
+    """Variables that let Spark's workers run the same Python as this process: any other lacks our
+    packages. On this host they start by a script that makes them start sooner.
+    """
+    program = sys.executable
+    script = str(files("seriatim.embedded") / "worker_python.sh")
+    # A package that was unpacked by other means than an installer may have lost the mode.
+    if is_local and os.access(script, os.X_OK):
+        program = script
+    return {
+        WORKER_PYTHON: sys.executable,
+        "PYSPARK_PYTHON": program,
+        "PYSPARK_DRIVER_PYTHON": program,
+    }
+
+
+def use_this_python(*, is_local: bool) -> None:
+    """Set these variables for the Spark that this process starts. On the hosts of a cluster Python may
+    be elsewhere: there PYSPARK_PYTHON of the environment is kept.
+    """
+    variables = worker_python_variables(is_local=is_local)
+    if not is_local and os.environ.get("PYSPARK_PYTHON"):
+        del variables["PYSPARK_PYTHON"]
+    os.environ.update(variables)
+
+
+def spark_jar_names() -> list[str]:
+    """The JARs of the Spark that started this process; none if it was not Spark."""
+    home = os.environ.get("SPARK_HOME")
+    return sorted(path.name for path in Path(home, "jars").glob("*.jar")) if home else []
+
+
+def kafka_config_of_this_host(default: str) -> str:
+    """The path of Kafka's client settings on this host: that of its own environment, else `default`."""
+    return os.environ.get(_variable_name("kafka_config")) or default
 
 
 def _read_settings_file(path: Path) -> dict[str, Any]:

@@ -11,30 +11,44 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import uuid
+import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from functools import cache, cached_property
+from hashlib import blake2b
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from msgspec import Struct
+from msgspec import Struct, msgpack
 from msgspec.structs import replace
 
 from seriatim import config, stream_files
 from seriatim.config import Settings
 from seriatim.embedded.java import quiet_java
-from seriatim.engine.offsets import Partition
+from seriatim.engine.offsets import BoundsByPartition, OffsetByPartition, Partition
 from seriatim.errors import ConfigError
 from seriatim.kafka import client
+from seriatim.kafka.client import SettingsSource
 from seriatim.ports import DEFAULT_READ_OPTIONS, ReadOptions
+from seriatim.spark_settings import has_cluster, is_local_master
 from seriatim.stream_files import StreamFile
+from seriatim.workers import ChooseWorkers, LocalWorkers, Workers
 
 PrintLine = Callable[[str], None]
+_shipped_archives: list[tempfile.TemporaryDirectory[str]] = []
+"""The archives that were sent to workers. An executor that starts later asks this process for them, so
+they are kept until it ends.
+"""
+CORES_PROPERTY = "resource.executor.cores"
+"""Spark's name for the cores of an executor, in a task."""
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +58,7 @@ if TYPE_CHECKING:
     from seriatim.engine.files import Explain
     from seriatim.engine.holes import ExplainedRange
     from seriatim.engine.machine import Runner
-    from seriatim.engine.offsets import Bounds, OffsetRange, Ranges
+    from seriatim.engine.offsets import OffsetRange, Ranges
     from seriatim.engine.task import PartitionWork, TaskContext
     from seriatim.kafka.log import KafkaLog
     from seriatim.kafka.past_messages import KafkaPastMessageReader
@@ -53,6 +67,7 @@ if TYPE_CHECKING:
     from seriatim.ledger.delta_store import DeltaLedger
     from seriatim.ledger.model import Ledger
     from seriatim.ports import Clock, OnSlice, Source
+    from seriatim.spark_workers import ClusterSession
     from seriatim.storage.current_table import DeltaCurrent
     from seriatim.storage.derived_tables import DeltaDerived
     from seriatim.storage.join import ParquetJoiner
@@ -62,18 +77,85 @@ if TYPE_CHECKING:
     from seriatim.stream import Stream
 
 
+class KafkaAccess(Struct, frozen=True):
+    """How a process finds the client settings of a Kafka cluster: by the name of the cluster, or by
+    its servers and the path of a settings file. It has no secrets: each process reads them by itself,
+    also on workers.
+    """
+
+    name: str = ""
+    bootstrap_servers: str = ""
+    config_path: str = ""
+    is_read_elsewhere: bool = False
+    """Whether workers are on other hosts, where the environment may name another settings file."""
+
+    def __call__(self) -> dict[str, str]:
+        """The client settings."""
+        if self.name:
+            return client.named_client_settings(
+                self.name, config.named_connection("kafka", self.name)
+            )
+        path = self.config_path
+        if self.is_read_elsewhere:
+            path = config.kafka_config_of_this_host(path)
+        file_settings = client.read_client_settings(Path(path) if path else None)
+        return {**file_settings, "bootstrap.servers": self.bootstrap_servers}
+
+
+class DriverProcess(Struct, frozen=True):
+    """The process that commits."""
+
+    host: str
+    pid: int
+
+    def pids_on_this_host(self) -> tuple[int, ...]:
+        """Its id, if it is on this host: elsewhere the same number is somebody else's process."""
+        return (self.pid,) if self.host == socket.gethostname() else ()
+
+
+class WorkTable(Struct):
+    """The works of a slice, as they are sent to tasks: each task decodes its own alone.
+
+    Through Spark's classic API they go once to each executor, beside the tasks (a broadcast). Within
+    each task they would be as many bytes as partitions, times partitions.
+    """
+
+    packed: Any
+    """Each work encoded, by partition; or a broadcast of that."""
+
+    @classmethod
+    def of_works(cls, works: Mapping[Partition, PartitionWork], session: Any = None) -> WorkTable:
+        """The table of these works. `session`: of Spark's classic API; None if there is none."""
+        packed = {partition: msgpack.encode(work) for partition, work in works.items()}
+        return cls(packed if session is None else session.sparkContext.broadcast(packed))
+
+    def of(self, partition: Partition) -> dict[Partition, PartitionWork]:
+        """The work of one partition, if it has any."""
+        packed = self.packed if isinstance(self.packed, dict) else self.packed.value
+        content = packed.get(partition)
+        if content is None:
+            return {}
+        from seriatim.engine.task import PartitionWork
+
+        return {partition: msgpack.decode(content, type=PartitionWork)}
+
+
 class SparkFoldTask(Struct):
     """Step 4 of a slice. It is pickled and sent to the worker, where it loads the machine and folds."""
 
     file: StreamFile
-    works: dict[Partition, Any]
-    kafka: dict[str, str] = {}
-    """Kafka client settings. The fold itself asks Kafka why offsets are missing."""
+    works: WorkTable
+    kafka: SettingsSource = {}
+    """How the worker finds Kafka's client settings. The fold itself asks Kafka why offsets are
+    missing.
+    """
     crash_point: str = ""
-    driver_pid: int = 0
+    driver: DriverProcess | None = None
     """For tests: the process of the driver, which a crash point kills as well."""
     traced_sessions: tuple[str, ...] = ()
     """Sessions that are traced while they are folded."""
+    shipped_folder: str = ""
+    """The name under which workers on other hosts have the folder of the stream file."""
 
     def __call__(
         self, partition: Partition, offset_range: OffsetRange, batches: Iterable[pa.RecordBatch]
@@ -88,22 +170,40 @@ class SparkFoldTask(Struct):
         from seriatim.storage.arrow import message_batches
 
         # Tests set crash points in the driver's environment, which the worker does not have.
-        config.arm_crash_point(self.crash_point, self.driver_pid)
+        victims = self.driver.pids_on_this_host() if self.driver else ()
+        config.arm_crash_point(self.crash_point, *victims)
         spark_context = TaskContext.get()
         attempt_number = spark_context.taskAttemptId() if spark_context else 0
-        work = find_work(self.works, partition, offset_range)
+        work = find_work(self.works.of(partition), partition, offset_range)
+        if self.shipped_folder:
+            self._settle_on_other_host(work)
         # Spark may run the same task twice at once: each attempt writes files of its own.
         work = replace(work, attempt=f"{work.attempt}-{attempt_number}")
         # The fold makes millions of objects without cycles, which the collector would walk in vain.
         gc.disable()
         try:
             plain_context = task_context(self.file, self.kafka, work.end - work.start)
-            with with_helpers(self.file, work, plain_context) as context:
+            cores = _executor_cores(spark_context)
+            with with_helpers(self.file, work, plain_context, cores=cores) as context:
                 if self.traced_sessions:
                     return self._fold_with_trace(work, message_batches(batches), context)
                 return run_task(work, message_batches(batches), context)
         finally:
             gc.enable()
+
+    def _settle_on_other_host(self, work: PartitionWork) -> None:
+        """On a worker of a cluster: find the user's files where Spark put them, and let the compiled
+        fold be compiled for this host, for later tasks.
+        """
+        from pyspark import SparkFiles
+
+        from seriatim.fast.choose import compile_for_later_tasks
+
+        folder = SparkFiles.get(self.shipped_folder)
+        # Spark Connect puts what it was sent elsewhere.
+        if Path(folder).is_dir():
+            self.file = replace(self.file, folder=folder)
+        compile_for_later_tasks(self.file.stream, [work.end - work.start])
 
     def _fold_with_trace(
         self, work: PartitionWork, batches: Iterable[Any], context: TaskContext
@@ -131,7 +231,15 @@ class SparkFoldTask(Struct):
         return content
 
 
-def task_context(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> TaskContext:
+def _executor_cores(spark_context: Any) -> int:
+    """The cores that a task's executor has: those that Spark was told to give it, else those that this
+    process may run on. Its host may have more, for others.
+    """
+    cores = spark_context.getLocalProperty(CORES_PROPERTY) if spark_context else None
+    return int(cores) if cores else len(os.sched_getaffinity(0))
+
+
+def task_context(file: StreamFile, kafka: SettingsSource, messages: int = 0) -> TaskContext:
     """The dependencies of a task, for one stream and this many messages."""
     from seriatim.engine.task import TaskContext
     from seriatim.fast.choose import choose_machine
@@ -154,7 +262,7 @@ def task_context(file: StreamFile, kafka: dict[str, str], messages: int = 0) -> 
     )
 
 
-def hole_explainer(file: StreamFile, kafka: dict[str, str]) -> Explain:
+def hole_explainer(file: StreamFile, kafka: SettingsSource) -> Explain:
     """Explains missing offsets. Its libraries are loaded with the first hole: without one it costs
     nothing.
     """
@@ -163,7 +271,7 @@ def hole_explainer(file: StreamFile, kafka: dict[str, str]) -> Explain:
     def load_explainer() -> Explain:
         from seriatim.kafka.raw_batches import KafkaHoleExplainer
 
-        return KafkaHoleExplainer(kafka, file.stream.isolation)
+        return KafkaHoleExplainer(client.resolve_settings(kafka), file.stream.isolation)
 
     def explain(partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
         return load_explainer()(partition, hole)
@@ -215,6 +323,8 @@ class LazySpark:
         self._opened_reader: SparkReader | TaskReader | None = None
         self.traced_sessions: tuple[str, ...] = ()
         self.compiler_process: subprocess.Popen[bytes] | None = None
+        self.shipped_folder = ""
+        """The name under which workers on other hosts have the folder of the stream file."""
 
     def _reader(self) -> SparkReader | TaskReader:
         """The reader. It is chosen, and the choice is said, when the first messages are read."""
@@ -233,22 +343,35 @@ class LazySpark:
         if self.spark is None:
             streams = (stream, *self.shared_with)
             self.spark = spark_session(stream.name, self.settings, self.print_line, streams=streams)
+        if self.is_on_cluster:
+            self.shipped_folder = ship_stream_folder(
+                self.spark, self.file, is_connect=bool(self.settings.spark_remote)
+            )
         if choice.reader == "spark":
             java_settings = client.java_settings({**kafka, "isolation.level": stream.isolation})
             return SparkReader(self.spark, java_settings)
         return TaskReader(
             self.spark,
-            KafkaRangeReader(kafka, stream.isolation),
+            KafkaRangeReader(self._access, stream.isolation),
             self._read_bounds,
             has_queries=not self.settings.spark_remote,
         )
 
-    def _read_bounds(self) -> Mapping[Partition, Bounds]:
+    @property
+    def is_on_cluster(self) -> bool:
+        """Whether the workers are, or may be, on other hosts."""
+        if self.settings.spark_remote:
+            return True
+        if self.spark is None:
+            return not is_local_master(self.settings.spark_master)
+        return not is_local_master(self.spark.sparkContext.master)
+
+    def _read_bounds(self) -> BoundsByPartition:
         return log(self.file, self.settings).bounds(self.file.stream.topics)
 
     def read_slices(
         self,
-        starts: Mapping[Partition, int],
+        starts: OffsetByPartition,
         messages_max: int,
         on_slice: OnSlice,
         options: ReadOptions = DEFAULT_READ_OPTIONS,
@@ -276,17 +399,31 @@ class LazySpark:
         if self.spark is not None and not self.shared_with:
             end_spark_session(self.spark)
 
-    def make_task(self, works: dict[Partition, Any], kafka: dict[str, str]) -> SparkFoldTask:
+    @cached_property
+    def _access(self) -> KafkaAccess:
+        # Looked up once: the end of the embedded broker during a run is trouble with reading, and
+        # not a setting that is missing.
+        access = kafka_access(self.settings, self.file.stream.kafka)
+        return replace(access, is_read_elsewhere=self.is_on_cluster)
+
+    def make_task(self, works: dict[Partition, PartitionWork]) -> SparkFoldTask:
         """The task of a slice. If a compiled fold would be faster and is not compiled yet, it is
         compiled in another process, for later tasks.
         """
         from seriatim.fast.choose import compile_for_later_tasks
 
-        if self.compiler_process is None:
+        if self.compiler_process is None and not self.shipped_folder:
             message_counts = [work.end - work.start for work in works.values()]
             self.compiler_process = compile_for_later_tasks(self.file.stream, message_counts)
+        has_broadcasts = self.is_on_cluster and not self.settings.spark_remote
         return SparkFoldTask(
-            self.file, works, kafka, self.settings.crash_point, os.getpid(), self.traced_sessions
+            self.file,
+            WorkTable.of_works(works, self.spark if has_broadcasts else None),
+            self._access,
+            self.settings.crash_point,
+            DriverProcess(socket.gethostname(), os.getpid()),
+            self.traced_sessions,
+            self.shipped_folder,
         )
 
 
@@ -430,7 +567,7 @@ class ConnectedStream:
 
     def make_task(self, works: dict[Partition, PartitionWork]) -> SparkFoldTask:
         """The task that folds these works on Spark's workers."""
-        return self.spark.make_task(works, self.kafka_client)
+        return self.spark.make_task(works)
 
 
 def open_for_fold(file: StreamFile, settings: Settings, print_line: PrintLine) -> ConnectedStream:
@@ -550,9 +687,7 @@ def refuse_machine_for_ledger(file: StreamFile, ledger: Ledger) -> None:
     from seriatim.ledger.model import refuse_incompatible_machine
 
     runner = stream_files.load_runner(file)
-    refuse_incompatible_machine(
-        ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape
-    )
+    refuse_incompatible_machine(ledger, runner)
 
 
 def spark_session(
@@ -566,8 +701,9 @@ def spark_session(
     """A Spark session with our JARs. Under spark-submit it is the session that this has started, and
     with `spark_remote` one on that server. Refuses an environment in which Spark is known to break.
     """
-    from seriatim import spark_settings
+    from seriatim import class_archive, spark_settings
     from seriatim.embedded import doctor, jars
+    from seriatim.kafka.executors import ExecutorWatcher
     from seriatim.kafka.spark_reader import (
         create_remote_session,
         create_spark_session,
@@ -577,14 +713,17 @@ def spark_session(
     if settings.spark_remote:
         return create_remote_session(settings.spark_remote)
     doctor.refuse_broken_environment(config.child_environment())
+    watcher = ExecutorWatcher(settings.spark_executor_wait_seconds, print_line)
     if config.is_spark_submitted():
-        return create_submitted_session(name)
-    config.use_this_python()
-    jar_paths = jars.ensure_jars("spark", settings, print_line)
+        return create_submitted_session(name, watcher)
     master = settings.spark_master
-    all_settings: dict[str, str] = {}
-    if master.startswith("local"):
-        all_settings |= spark_settings.local_spark_settings(*streams)
+    is_local = is_local_master(master)
+    config.use_this_python(is_local=is_local)
+    jar_paths = jars.ensure_jars("spark", settings, print_line)
+    if is_local:
+        all_settings = spark_settings.local_spark_settings(*streams)
+    else:
+        all_settings = spark_settings.cluster_spark_settings(master, settings)
     all_settings |= extra_settings or {}
     with _restore_sigint(), quiet_java():
         return create_spark_session(
@@ -592,9 +731,98 @@ def spark_session(
             master,
             settings.spark_driver_memory,
             jar_paths,
-            spark_settings.java_options(*streams),
+            spark_settings.java_options(
+                *streams, class_archive=class_archive.java_options(settings)
+            ),
             all_settings,
+            None if is_local else watcher,
         )
+
+
+@contextmanager
+def choose_workers(
+    file: StreamFile, settings: Settings, print_line: PrintLine
+) -> Iterator[ChooseWorkers]:
+    """Yields what chooses where the files of a stream are read, by the number of their records: here,
+    or on the executors of the cluster that the settings name. Its Spark ends with the block. A Spark
+    Connect server folds, and reads nothing for `check` and `verify`.
+    """
+    opened: list[Any] = []
+
+    def open_session() -> ClusterSession:
+        from seriatim.spark_workers import ClusterSession
+
+        if not opened:
+            streams = (file.stream,)
+            session = spark_session(file.stream.name, settings, print_line, streams=streams)
+            folder = ship_stream_folder(session, file, is_connect=False)
+            opened.append(ClusterSession(session, folder))
+        return cast("ClusterSession", opened[0])
+
+    def choose(records: int) -> Workers:
+        if not has_cluster(settings):
+            return LocalWorkers()
+        master = settings.spark_master
+        if records < settings.spark_records_min:
+            print_line(
+                f"{file.stream.name}: {records} records are few: read in this process,"
+                f" and not on {master}"
+            )
+            return LocalWorkers()
+        from seriatim.spark_workers import SparkWorkers
+
+        print_line(f"{file.stream.name}: {records} records are read on the executors of {master}")
+        return SparkWorkers(open_session)
+
+    try:
+        yield choose
+    finally:
+        for cluster_session in opened:
+            end_spark_session(cluster_session.session)
+
+
+def ship_stream_folder(session: Any, file: StreamFile, *, is_connect: bool) -> str:
+    """Send the folder of a stream file to the workers of a cluster: machines, decoders and their schemas
+    lie there. Returns the name under which workers have it.
+    """
+    content = BytesIO()
+    with zipfile.ZipFile(content, "w") as archive:
+        for path in _shipped_files(file):
+            # Without a date, so that the same files are the same archive.
+            archive.writestr(zipfile.ZipInfo(str(path.relative_to(file.folder))), path.read_bytes())
+    name = f"seriatim-streams-{blake2b(content.getvalue(), digest_size=8).hexdigest()}"
+    archive_folder = tempfile.TemporaryDirectory(prefix=f"{name}-")
+    archive_path = Path(archive_folder.name) / f"{name}.zip"
+    archive_path.write_bytes(content.getvalue())
+    _shipped_archives.append(archive_folder)
+    named_archive = f"{archive_path}#{name}"
+    if is_connect:
+        session.addArtifacts(named_archive, archive=True)
+    else:
+        session.sparkContext.addArchive(named_archive)
+    return name
+
+
+def _shipped_files(file: StreamFile) -> list[Path]:
+    """What a worker may need of the folder of a stream file: modules, packages, and the schemas that the
+    stream file names. Whatever else lies there, such as data or secrets, stays here. A schema elsewhere
+    is found by a worker at the same path, or not at all.
+    """
+    folder = Path(file.folder)
+    files = {path for path in folder.iterdir() if path.suffix == ".py"}
+    for name in (file.stream.avro.reader_schema, file.stream.protobuf.descriptors):
+        path = folder / name
+        if path.is_relative_to(folder) and ".." not in path.parts:
+            files.add(path)
+    for package in folder.iterdir():
+        if (package / "__init__.py").is_file():
+            for path in package.rglob("*"):
+                names = path.relative_to(folder).parts
+                # Hidden files are not code: .env may have secrets.
+                is_hidden = any(name.startswith(".") for name in names)
+                if not is_hidden and "__pycache__" not in names:
+                    files.add(path)
+    return sorted(path for path in files if path.is_file())
 
 
 def end_spark_session(session: Any, *, with_jvm: bool = False) -> None:
@@ -624,10 +852,16 @@ def kafka_client(settings: Settings, name: str = "") -> dict[str, str]:
     """Kafka client settings, for the cluster of this name; without one, for the servers of the
     settings or the embedded broker of this home.
     """
+    return kafka_access(settings, name)()
+
+
+def kafka_access(settings: Settings, name: str = "") -> KafkaAccess:
+    """How workers find these client settings."""
     if name:
-        return client.named_client_settings(name, config.named_connection("kafka", name))
+        return KafkaAccess(name)
     servers = settings.kafka_bootstrap_servers or _embedded_servers(settings)
-    return {**client.read_client_settings(settings.kafka_config), "bootstrap.servers": servers}
+    path = "" if settings.kafka_config is None else str(settings.kafka_config.absolute())
+    return KafkaAccess(bootstrap_servers=servers, config_path=path)
 
 
 def _embedded_servers(settings: Settings) -> str:

@@ -6,7 +6,7 @@ all of them, and both are held to the same contract tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, Protocol
 from zlib import crc32
 
@@ -15,8 +15,15 @@ from msgspec import Struct, field
 from seriatim.engine.files import Explain, File, SourceFailedError, StateStore, TaskRecords
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
-from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
-from seriatim.engine.records import RowImage, RowKeySpec, SessionTable
+from seriatim.engine.offsets import (
+    Bounds,
+    BoundsByPartition,
+    OffsetByPartition,
+    OffsetRange,
+    Partition,
+    Ranges,
+)
+from seriatim.engine.records import Record, RowImage, RowKeySpec, SessionTable
 from seriatim.engine.retention import RetainedLog
 from seriatim.engine.session import ReplacedRecords, Session
 from seriatim.engine.task import PartitionWork
@@ -31,6 +38,8 @@ from seriatim.workers import Workers
 
 Task = Callable[[Partition, OffsetRange, Iterable[MessageBatch]], bytes]
 """Runs in the worker that has the messages of one range. Its result is sent to the driver."""
+ProgressCallback = Callable[[int, int], None]
+"""Takes how much is done, and how much there is in all."""
 
 
 class Log(Protocol):
@@ -55,7 +64,7 @@ class Log(Protocol):
         """The average size (key and value) of the first messages of a few of these ranges."""
 
     def read_retention(
-        self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
+        self, bounds: BoundsByPartition, frontiers: OffsetByPartition
     ) -> dict[Partition, RetainedLog]:
         """What Kafka holds of partitions with these bounds, seen from these frontiers, and for how
         long.
@@ -95,7 +104,7 @@ class Reader(Protocol):
 
     def read_slices(
         self,
-        starts: Mapping[Partition, int],
+        starts: OffsetByPartition,
         messages_max: int,
         on_slice: OnSlice,
         options: ReadOptions = DEFAULT_READ_OPTIONS,
@@ -525,7 +534,7 @@ class Audit(Protocol):
         """Each file as it is now, in the order of the files."""
         ...
 
-    def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]: ...
+    def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[Record]: ...
     def sessions(self, path: str) -> Iterator[tuple[str, Session]]:
         """The sessions of a state file."""
         ...

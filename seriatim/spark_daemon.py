@@ -2,8 +2,8 @@
 needs imported before workers are forked.
 
 A new worker needs 1.4 s of CPU to load Arrow, our modules and the compiled fold. A worker forked
-from here has them at once, and all workers share that memory. It is used only for a Spark on this
-machine: elsewhere the daemon may not find this package.
+from here has them at once, and all workers share that memory. On the hosts of a cluster this package
+must be installed as well; where it is not, kafka/worker_setup.py names the host.
 
 Next: spark_settings.py says which streams use it; context.py has the task.
 """

@@ -78,6 +78,10 @@ class DebeziumSettings(Struct, frozen=True, kw_only=True):
     """How messages without a schema write decimals; empty: not known."""
     timestamps: Literal["", "milliseconds", "microseconds", "nanoseconds"] = ""
     """The unit of timestamps that are numbers, in messages without a schema; empty: not known."""
+    metadata: dict[str, str] = {}
+    """Columns of the table whose values are not of the row but of its change, and where they are in
+    the message, such as `source.lsn`.
+    """
 
 
 class AvroSettings(Struct, frozen=True, kw_only=True):
@@ -220,12 +224,18 @@ class Stream(Struct, frozen=True, kw_only=True):
         """
         is_lenient = tier_action("precondition", self.tier) == "count"
         if self.decoder == "debezium":
+            has_full_images = self.debezium.before_images == "full"
+            has_whole_history = self.debezium.history == "whole"
+            has_proof = has_full_images or has_whole_history
             return ChangeTable(
                 key=self.table.key,
                 columns=self.table.columns,
                 before=self.table.before,
-                has_full_before_images=self.debezium.before_images == "full",
-                has_whole_history=self.debezium.history == "whole",
+                has_full_before_images=has_full_images,
+                has_whole_history=has_whole_history,
+                # Connectors send changes again after every restart, so without a promise of the
+                # stream file that is nothing to report.
+                refuses_repeats=has_proof and tier_action("repeat", self.tier) == "halt",
                 has_session_per_partition=self.has_session_per_partition,
                 lenient=is_lenient,
                 decoder=decoder,
@@ -245,6 +255,7 @@ class Stream(Struct, frozen=True, kw_only=True):
         )
 
 
+METADATA_PATH = re.compile(r"(source|transaction)\.[A-Za-z_]\w*|op|ts_[mun]s")
 DECODERS = ("json", "json-schema", "avro", "protobuf", "debezium")
 """Message formats that have a name. Any other is a class of the user."""
 REGISTRY_DECODERS = ("json-schema", "avro", "protobuf", "debezium")
@@ -356,7 +367,9 @@ def _describe_value(value: Any) -> str:
         list: "a list",
         dict: "a table",
     }
-    return f"{names.get(type(value), type(value).__name__)} {str(value)[:60]!r}"
+    value_type = type(value)
+    name = names.get(value_type, value_type.__name__)
+    return f"{name} {str(value)[:60]!r}"
 
 
 def _check_values(file: _CheckedFile, stream: Stream) -> None:
@@ -422,6 +435,13 @@ def _check_debezium(file: _CheckedFile, stream: Stream) -> None:
         file.refuse("sequence", problem, "no sequence with decoder debezium")
     if stream.session_field is not None:
         file.refuse("session", f"found {stream.session!r}", '"key" or "partition"')
+    for name, path in stream.debezium.metadata.items():
+        if name not in stream.table.columns or name in stream.table.key:
+            problem = f"{name} is no column of the table beside its key"
+            file.refuse("debezium.metadata", problem, "columns of [table] columns")
+        if not METADATA_PATH.fullmatch(path):
+            allowed = "source.NAME, transaction.NAME, op, ts_ms, ts_us or ts_ns"
+            file.refuse("debezium.metadata", f"{name} = {path!r}", allowed)
     defaults = TableSettings()
     for key in ("type_field", "rows_field", "before_field"):
         if getattr(stream.table, key) != getattr(defaults, key):
@@ -471,7 +491,10 @@ def _check_session_and_sequence(file: _CheckedFile, stream: Stream) -> None:
         file.refuse("session", f"found {stream.session!r}", '"key", "partition" or "field:NAME"')
     if stream.sequence == "":
         file.refuse("sequence", "empty", "a field of the message; leave the key out for none")
-    if stream.tier in ("once", "order", "window") and stream.sequence is None:
+    # Debezium's repeats are told by their positions, but not what is missing or swapped.
+    has_positions = stream.decoder == "debezium" and stream.machine == "table"
+    needs_sequence = ("order", "window") if has_positions else ("once", "order", "window")
+    if stream.tier in needs_sequence and stream.sequence is None:
         problem = f"missing; tier {stream.tier} needs it"
         file.refuse("sequence", problem, "the field with the producer's counter")
     if stream.tier == "strict" and stream.on_poison == "skip":

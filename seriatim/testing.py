@@ -31,6 +31,7 @@ from seriatim.engine.decoding import Decoder, JsonDecoder
 from seriatim.engine.findings import Finding, OnPoison, Tier
 from seriatim.engine.machine import Machine, Runner, UserMachine
 from seriatim.engine.offsets import Partition
+from seriatim.engine.records import Record
 from seriatim.engine.table import TableMachine
 from seriatim.formats.avro import AvroValues
 from seriatim.formats.debezium import DebeziumDecoder, debezium_decoder
@@ -100,7 +101,7 @@ class Folded(Struct, kw_only=True):
 
     records: list[Any]
     """The machine's records in order: its own Structs; dicts for the table machine."""
-    rows: list[dict[str, Any]]
+    rows: list[Record]
     """The records as rows of the records table, with topic, offset, index, session and so on."""
     states: dict[str, Any]
     """The machine's state by session; `{"rows": [...]}` for the table machine."""
@@ -173,7 +174,7 @@ def fold_table(
     session: str = "key",
     on_poison: OnPoison = "quarantine",
     decoder: Callable[[], Decoder] | Literal["debezium"] = JsonDecoder,
-    debezium: Mapping[str, str] | None = None,
+    debezium: Mapping[str, Any] | None = None,
     schemas: MemorySchemas | None = None,
 ) -> Folded:
     """Fold messages with the table machine.

@@ -5,8 +5,8 @@ itself and answers with a small value. Nothing else crosses the border, so that 
 the function can be sent to another process. A piece that fails answers with a `Failure`; the others
 have their answers all the same.
 
-`LocalWorkers` is this process, and the only kind there is. tests/contracts/test_workers.py says what
-holds for every kind.
+`LocalWorkers` is this process; spark_workers.py has the executors of a cluster. tests/contracts/test_workers.py
+says what holds for every kind.
 
 Next: storage/audit.py and storage/join.py read files through it.
 """
@@ -38,6 +38,10 @@ class Workers(Protocol):
         ...
 
 
+ChooseWorkers = Callable[[int], Workers]
+"""Chooses workers by the number of records that they will read."""
+
+
 class LocalWorkers:
     """This process: one piece after the other, each when its answer is asked for."""
 
@@ -45,6 +49,11 @@ class LocalWorkers:
         """The answers, in the order of the works."""
         for work in works:
             yield answer_or_failure(function, work)
+
+
+def this_process(_records: int) -> Workers:
+    """This process, however much there is to do."""
+    return LocalWorkers()
 
 
 def answer_or_failure(function: Callable[[W], A], work: W) -> A | Failure:

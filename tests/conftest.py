@@ -26,8 +26,9 @@ import pytest
 
 from seriatim import config, context
 from seriatim.embedded import broker as embedded
-from seriatim.embedded import s3
+from seriatim.embedded import cluster, s3
 from seriatim.embedded.broker import BrokerInfo
+from tests import second_servers
 from tests.leftovers import RUN_VARIABLE, dismiss_guard, start_guard
 
 GUARD = pytest.StashKey[subprocess.Popen[bytes]]()
@@ -40,7 +41,7 @@ EXAMPLES_FAST = 10
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How much is run (`--full`, `--fast`), how many worlds are simulated (`--seeds`), who reads
-    Kafka (`--read`).
+    Kafka (`--read`), where output is (`--store`), and which server has buckets (`--s3-server`).
     """
     parser.addoption(
         "--full", action="store_true", help="run tests marked full, and long suites whole"
@@ -58,6 +59,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         choices=("task", "spark"),
         default="task",
         help="who reads Kafka in integration tests; the default is that of a stream file",
+    )
+
+    parser.addoption(
+        "--store",
+        choices=("disk", "s3"),
+        default="disk",
+        help="where integration tests keep their output; tests that look at files of a disk are skipped",
+    )
+    parser.addoption(
+        "--s3-server",
+        choices=("embedded", *second_servers.COMMANDS),
+        default="embedded",
+        help="which S3 server has the buckets; the others are not part of the project",
     )
 
 
@@ -86,6 +100,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
             os.dup2(nowhere.fileno(), sys.stderr.fileno())
         embedded.stop_broker(home, _silent)
         s3.stop_s3_server(home, _silent)
+        cluster.stop_cluster(home, _silent)
         shutil.rmtree(home)
         dismiss_guard(config.stash[GUARD])
 
@@ -155,13 +170,34 @@ def broker(broker_program: embedded.KafkaProgram) -> BrokerInfo:
 
 
 @pytest.fixture(scope="session")
-def s3_variables() -> dict[str, str]:
+def spark_cluster() -> cluster.ClusterInfo:
+    """The Spark cluster of this test run: a master and two workers. The first test that asks for it
+    starts it; a worker that a test has killed is started again for the next test file.
+    """
+    home = Path(os.environ[BROKER_HOME])
+    return cluster.start_cluster(home, 2, cluster.WorkerSize(), _silent)
+
+
+@pytest.fixture(scope="session")
+def s3_variables(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, str]]:
     """The variables with which clients find the S3 server of this test run. The server is started by
     the first test that asks for it, which fetches its JAR if it is not there.
     """
-    home = Path(os.environ[BROKER_HOME])
-    s3.start_s3_server(config.load_settings(), home, None, _silent)
-    return s3.s3_environment(home)
+    name = request.config.getoption("--s3-server")
+    settings = config.load_settings()
+    if name == "embedded":
+        home = Path(os.environ[BROKER_HOME])
+        s3.start_s3_server(settings, home, None, _silent)
+        yield s3.s3_environment(home)
+        return
+    folder = tmp_path_factory.mktemp(name) / "data"
+    try:
+        with second_servers.second_server(name, settings.home, folder) as variables:
+            yield variables
+    except second_servers.MissingServerError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -37,10 +37,17 @@ def no_trouble(_: str, __: str) -> str:
 class S3Proxy:
     """A proxy on a port of its own. It runs within a `with` block."""
 
-    def __init__(self, endpoint: str, trouble: Trouble = no_trouble) -> None:
+    def __init__(
+        self, endpoint: str, trouble: Trouble = no_trouble, delay_seconds: float = 0.0
+    ) -> None:
         self.backend = endpoint.removeprefix("http://")
         self.trouble = trouble
+        self.delay_seconds = delay_seconds
         self.requests: list[tuple[str, str]] = []
+        self.statuses: list[int] = []
+        """What was answered, without requests that had trouble."""
+        self.arrivals: list[float] = []
+        """When each request came, on the monotonic clock."""
         self._server = _ProxyServer(("127.0.0.1", 0), _Handler)
         self._server.proxy = self
         self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
@@ -81,7 +88,9 @@ class _Handler(BaseHTTPRequestHandler):
         proxy = self.server.proxy
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         proxy.requests.append((self.command, self.path))
+        proxy.arrivals.append(time.monotonic())
         trouble = proxy.trouble(self.command, self.path)
+        time.sleep(proxy.delay_seconds)
         if trouble == "503":
             self._answer(503, [], b"")
             return
@@ -102,6 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
         if trouble == "lost":
             self._hang_up()
             return
+        proxy.statuses.append(answer.status)
         self._answer(answer.status, headers, content)
 
     do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = handle_request  # noqa: N815
@@ -133,6 +143,8 @@ class ProxyProcess:
     def __init__(self, process: subprocess.Popen[str], endpoint: str) -> None:
         self._process = process
         self.endpoint = endpoint
+        self.arrivals: list[float] = []
+        """When the requests came that were taken last."""
 
     def take_requests(self) -> list[tuple[str, str]]:
         """Method and path of the requests since the last call. A listing has the method LIST."""
@@ -140,18 +152,26 @@ class ProxyProcess:
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        return [(method, path) for method, path in json.loads(self._process.stdout.readline())]
+        taken = json.loads(self._process.stdout.readline())
+        self.arrivals = taken["arrivals"]
+        return [(method, path) for method, path in taken["requests"]]
 
 
 @contextmanager
 def proxy_process(
-    endpoint: str, trouble_share: float = 0.0, seed: int = 0, *, stalls: bool = False
+    endpoint: str,
+    trouble_share: float = 0.0,
+    seed: int = 0,
+    *,
+    stalls: bool = False,
+    delay_seconds: float = 0.0,
 ) -> Iterator[ProxyProcess]:
     """A proxy in a process of its own, in which this share of requests has trouble. With `stalls` some
-    take five seconds.
+    take five seconds. Every request takes `delay_seconds` longer.
     """
     kinds = f"{TROUBLES},stall" if stalls else TROUBLES
-    arguments = ["-m", "tests.s3_proxy", endpoint, str(trouble_share), str(seed), kinds]
+    arguments = ["-m", "tests.s3_proxy", endpoint]
+    arguments += [str(trouble_share), str(seed), kinds, str(delay_seconds)]
     root = Path(__file__).parent.parent
     with subprocess.Popen(
         [sys.executable, *arguments],
@@ -175,7 +195,9 @@ def troubled_proxy(endpoint: str, trouble_share: float, seed: int) -> Iterator[s
         yield proxy.endpoint
 
 
-def _serve(endpoint: str, trouble_share: float, seed: int, kinds: str) -> None:
+def _serve(
+    endpoint: str, trouble_share: float, seed: int, kinds: str, delay_seconds: float
+) -> None:
     """Be a proxy until the input ends. For each line of it, write the requests since the last one."""
     dice = random.Random(seed)
 
@@ -184,14 +206,14 @@ def _serve(endpoint: str, trouble_share: float, seed: int, kinds: str) -> None:
             return ""
         return dice.choice(kinds.split(","))
 
-    with S3Proxy(endpoint, make_trouble) as proxy:
+    with S3Proxy(endpoint, make_trouble, delay_seconds) as proxy:
         sys.stdout.write(f"{proxy.endpoint}\n")
         sys.stdout.flush()
         for _ in sys.stdin:
-            requests = proxy.requests
-            proxy.requests = []
+            requests, arrivals = proxy.requests, proxy.arrivals
+            proxy.requests, proxy.arrivals = [], []
             named = [(_request_kind(method, path), path) for method, path in requests]
-            sys.stdout.write(f"{json.dumps(named)}\n")
+            sys.stdout.write(f"{json.dumps({'requests': named, 'arrivals': arrivals})}\n")
             sys.stdout.flush()
 
 
@@ -200,4 +222,4 @@ def _request_kind(method: str, path: str) -> str:
 
 
 if __name__ == "__main__":
-    _serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
+    _serve(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), sys.argv[4], float(sys.argv[5]))

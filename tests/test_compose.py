@@ -11,10 +11,12 @@ import pytest
 import yaml
 
 from seriatim.config import ENVIRONMENT_PREFIX, Settings
+from seriatim.embedded import s3
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docker-compose.yaml").read_text()
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text()
+DEPLOYING = (ROOT / "docs" / "DEPLOY.md").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 KEYS = {
@@ -97,8 +99,13 @@ def test_settings_have_names_that_somebody_reads(name: str, airflow_settings: se
 
 @pytest.mark.parametrize("name", sorted(SERVICES))
 def test_no_secret_has_a_default(name: str) -> None:
-    """Each comes from outside, and its absence is said."""
+    """Each comes from outside, and its absence is said: by compose, or for a bucket, which not everybody
+    has, by whoever needs it.
+    """
     for key, value in SERVICES[name].get("environment", {}).items():
+        if key.startswith("AWS_"):
+            assert value is None
+            continue
         if any(part in key.rpartition("__")[2].split("_") for part in SECRETS) and not key.endswith(
             "_FILE"
         ):
@@ -133,7 +140,19 @@ def test_a_spark_connection_of_yours_reaches_who_submits() -> None:
     scheduler = SERVICES["scheduler"]
     assert scheduler["environment"]["AIRFLOW_CONN_SERIATIM_SPARK"] is None
     assert "./expectations:/opt/seriatim/expectations:ro" in scheduler["volumes"]
-    assert "AIRFLOW_CONN_SERIATIM_SPARK" in (ROOT / "docs" / "DEPLOY.md").read_text()
+    assert "AIRFLOW_CONN_SERIATIM_SPARK" in DEPLOYING
+
+
+@pytest.mark.parametrize("name", ["scheduler", "spark-worker", "s3"])
+def test_a_bucket_of_yours_reaches_who_opens_it(name: str) -> None:
+    """By .env or the shell, if it is there; compose's own server takes the same credentials, and keeps
+    objects where they stay.
+    """
+    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(SERVICES[name]["environment"])
+    assert SERVICES["s3"]["volumes"] == [f"bucket:{SERVICES['s3']['command'][0]}"]
+    assert f"{SERVICES['s3']['command'][0]} " in DOCKERFILE
+    assert f"127.0.0.1:{s3.CONTAINER_PORT}/" in SERVICES["s3"]["healthcheck"]["test"][-1]
+    assert f"AWS_ENDPOINT_URL=http://s3:{s3.CONTAINER_PORT}" in DEPLOYING
 
 
 def copied() -> list[str]:

@@ -20,6 +20,21 @@ def test_folders_are_taken_from_the_project(tmp_path: Path) -> None:
     assert made.outbox == str(tmp_path / "home" / "outbox")
 
 
+def test_the_cache_is_in_the_home_of_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if seriatim.toml says where that is: it may be 4 GB, for which the user's own disk has no
+    room.
+    """
+    (tmp_path / "seriatim.toml").write_text('home = "ours"\n')
+    monkeypatch.delenv("SERIATIM_HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "default"))
+    monkeypatch.chdir(tmp_path)
+    assert config.cache_folder() == tmp_path / "ours" / "cache"
+    monkeypatch.setenv("SERIATIM_HOME", str(tmp_path / "told"))
+    assert config.cache_folder() == tmp_path / "told" / "cache"
+
+
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     """One setting, two places."""
     (tmp_path / "seriatim.toml").write_text('smtp = "mail:25"\noutbox = "box"\n')

@@ -75,11 +75,14 @@ RULES = {
     "seriatim/storage": Rule(
         "errors engine ledger ports storage workers", "deltalake msgspec numpy pyarrow xxhash"
     ),
-    "seriatim/storage/object_store.py": Rule("config errors storage.store", "obstore pyarrow"),
+    "seriatim/storage/object_store.py": Rule(
+        "config errors storage.store", "obstore pyarrow xxhash"
+    ),
     "seriatim/kafka": Rule(
         "errors engine ledger ports kafka fast.kafka_records",
         "confluent_kafka cryptography kafka msgspec numpy psutil py4j pyarrow pyspark",
     ),
+    "seriatim/kafka/worker_setup.py": Rule("config errors", "msgspec"),
     "seriatim/clock.py": Rule(),
     "seriatim/memory": Rule(
         "alerts.incidents engine errors formats.registry ledger memory operations ports storage.store "
@@ -124,7 +127,15 @@ RULES = {
     "seriatim/config.py": Rule("engine.crash_points errors", "msgspec"),
     "seriatim/stream_files.py": Rule("config engine errors formats stream", "msgspec"),
     "seriatim/context.py": Rule("*", "msgspec pyarrow pyspark"),
-    "seriatim/spark_settings.py": Rule("fast.column_kinds stream"),
+    "seriatim/spark_settings.py": Rule("config fast.column_kinds stream"),
+    "seriatim/class_archive.py": Rule(
+        "config context embedded.java engine errors kafka.spark_reader ports",
+        "msgspec pyarrow pyspark",
+    ),
+    "seriatim/spark_workers.py": Rule(
+        "engine.failure errors kafka.spark_reader kafka.worker_setup workers",
+        "msgspec pyarrow pyspark",
+    ),
     "seriatim/spark_daemon.py": Rule("context engine fast kafka storage", "pyspark"),
     "seriatim/testing.py": Rule(
         "engine formats ledger memory operations ports stream", "msgspec", PURE
@@ -134,7 +145,7 @@ RULES = {
     ),
     "seriatim/demo": Rule(
         "config context demo embedded errors kafka.client kafka.sending ledger.gaps web.render",
-        "aiosmtpd confluent_kafka msgspec psutil",
+        "aiosmtpd confluent_kafka deltalake msgspec psutil",
     ),
     "seriatim/fast": Rule(
         "config context engine errors fast ports storage stream stream_files",
@@ -362,6 +373,7 @@ FILE_SYSTEM_USERS = {
     "seriatim/kafka/past_messages.py": "raw captures of the user",
     "seriatim/kafka/spark_reader.py": "temporary folders of Spark, JARs",
     "seriatim/spark_settings.py": "files of Spark",
+    "seriatim/class_archive.py": "an archive for the JVM, in the home",
     "seriatim/fast/ready.py": "compiled code in the home",
     "seriatim/fast/helpers/__main__.py": "the null device in place of a pipe",
     "seriatim/alerts/smtp.py": "a file with the password",

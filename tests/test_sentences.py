@@ -55,6 +55,13 @@ HEADLINE, FIRST_LINE = (
     "a table has room for the first line of advice alone",
 )
 TEMPLATE = "a template, filled in once where its value is rendered"
+COUNTED = re.compile(
+    r" (?:more )?(messages|records|sessions|files|rows|entries|streams|partitions|findings|slices|runs|mails|topics)\b"
+)
+COUNTED_IN_TEMPLATE = re.compile(r"\}\}" + COUNTED.pattern)
+"""What is counted in sentences for people. A count has the form that its number asks for."""
+EDGES = ("cli", "web", "alerts", "airflow", "embedded", "demo")
+"""The packages that write sentences for people."""
 EXCEPTIONS = {
     ("seriatim/alerts/incidents.py", "failed_run.text.partition"): HEADLINE,
     ("seriatim/alerts/mail.py", "failed_run.text.partition"): HEADLINE,
@@ -199,3 +206,28 @@ def test_packed_texts_are_seen(code: str) -> None:
 def test_a_placeholder_in_advice_is_seen(code: str, refused: bool) -> None:
     """In help and documentation it is what people expect."""
     assert bool(list(placeholders(ast.parse(code)))) == refused
+
+
+def _counted_by_hand(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Numbers in f-strings that a noun in the plural follows, with their lines."""
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for number, rest in zip(node.values, node.values[1:], strict=False):
+            if not isinstance(number, ast.FormattedValue) or not isinstance(rest, ast.Constant):
+                continue
+            if number.format_spec is None and COUNTED.match(str(rest.value)):
+                yield number.lineno, ast.unparse(number.value) + str(rest.value)
+
+
+def test_nobody_reads_of_1_streams() -> None:
+    """`count_of` and `noun_of` make the noun that fits, in sentences and in templates."""
+    by_hand = []
+    for folder in EDGES:
+        for path in sorted((ROOT / "seriatim" / folder).rglob("*.py")):
+            by_hand += [(path.name, *use) for use in _counted_by_hand(ast.parse(path.read_text()))]
+    for path in sorted((ROOT / "seriatim" / "web" / "templates").glob("*.html")):
+        by_hand += [
+            (path.name, use.group()) for use in COUNTED_IN_TEMPLATE.finditer(path.read_text())
+        ]
+    assert by_hand == []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from seriatim import spark_settings
+from seriatim import class_archive, config, spark_settings
 from seriatim.stream import parse_stream
 from tests.test_stream import given
 
@@ -68,3 +70,165 @@ def test_who_needs_what(
     )
     assert ("TieredStopAtLevel=1" in spark_settings.java_options(stream)) is quick
     assert ("spark.python.daemon.module" in spark_settings.local_spark_settings(stream)) is forked
+
+
+def test_workers_import_what_is_installed_and_no_zip() -> None:
+    """Spark puts its own zips and a JAR first on PYTHONPATH. The script drops these alone, and runs the
+    Python of this process.
+    """
+    variables = config.worker_python_variables(is_local=True)
+    spark_entries = ["/s/python/lib/pyspark.zip", "/s/python/lib/py4j-0.10.9.9-src.zip", "/s/a.jar"]
+    own_entries = ["/own/machines", "/own/more*.zip"]
+    environment = {
+        **os.environ,
+        **variables,
+        "PYTHONPATH": os.pathsep.join([*spark_entries, *own_entries]),
+    }
+    code = "import sys; print(sys.argv[1:], sys.executable, sys.path)"
+    ended = subprocess.run(
+        [variables["PYSPARK_PYTHON"], "-c", code, "a b"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert variables["PYSPARK_PYTHON"] != sys.executable
+    assert ended.stdout.startswith(f"['a b'] {sys.executable} ")
+    assert all(entry in ended.stdout for entry in own_entries)
+    assert not any(entry in ended.stdout for entry in spark_entries)
+
+
+def test_workers_elsewhere_start_without_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Executors on other hosts do not have it, and an unpacked package may have lost its mode."""
+    variables = config.worker_python_variables(is_local=False)
+    assert variables["PYSPARK_PYTHON"] == variables["PYSPARK_DRIVER_PYTHON"] == sys.executable
+    monkeypatch.setattr(os, "access", lambda _path, _mode: False)
+    assert config.worker_python_variables(is_local=True) == variables
+
+
+def test_an_archive_of_classes_is_used_if_there_is_one(tmp_path: Path) -> None:
+    """The archive is one of this Java and these JARs, and a start without it says nothing of it."""
+    settings = config.load_settings({"SERIATIM_HOME": str(tmp_path / "a home")}, tmp_path)
+    archive = class_archive.archive_path(settings)
+    if archive is None:
+        pytest.skip("this Java has no archive of its own classes")
+    assert class_archive.java_options(settings) == ""
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+    options = spark_settings.java_options(class_archive=class_archive.java_options(settings))
+    # A path may have spaces; Spark's launcher takes an option in quotes as one.
+    assert f' "-XX:SharedArchiveFile={archive}" ' in options
+
+
+def test_an_archive_that_could_not_be_finished_is_left_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A JVM never finds half an archive."""
+    settings = config.load_settings({"SERIATIM_HOME": str(tmp_path)}, tmp_path)
+    archive = class_archive.archive_path(settings)
+    if archive is None:
+        pytest.skip("this Java has no archive of its own classes")
+
+    def fail_after_half(_settings: config.Settings, path: Path, _print_line: object) -> None:
+        path.write_text("half")
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(class_archive, "_write_archive", fail_after_half)
+    with pytest.raises(OSError, match="full"):
+        class_archive.make_archive(settings, lambda _: None)
+    assert list(archive.parent.iterdir()) == []
+    monkeypatch.setattr(class_archive, "_write_archive", lambda *_: True)
+    lines: list[str] = []
+    class_archive.make_archive(settings, lines.append)
+    assert lines[-1] == "Java wrote no archive: Spark starts without one"
+
+
+def test_a_jvm_that_was_killed_leaves_no_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it wrote may be a part, with which Java crashes. A whole one is on the disk before it has
+    its name.
+    """
+    settings = config.load_settings({"SERIATIM_HOME": str(tmp_path)}, tmp_path)
+    archive = class_archive.archive_path(settings)
+    if archive is None:
+        pytest.skip("this Java has no archive of its own classes")
+    has_ended_well = False
+    synced: list[bool] = []
+
+    def write(_settings: config.Settings, path: Path, _print_line: object) -> bool:
+        path.write_text("archive")
+        return has_ended_well
+
+    monkeypatch.setattr(class_archive, "_write_archive", write)
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(archive.exists()))
+    class_archive.make_archive(settings, lambda _: None)
+    assert list(archive.parent.iterdir()) == []
+    has_ended_well = True
+    class_archive.make_archive(settings, lambda _: None)
+    assert list(archive.parent.iterdir()) == [archive]
+    assert synced == [False]
+
+
+def test_the_archive_is_made_by_a_spark_of_this_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Setting up asks no cluster and no server of Spark Connect, also where streams are folded there."""
+    variables = {
+        "SERIATIM_HOME": str(tmp_path),
+        "SERIATIM_SPARK_MASTER": "spark://spark:7077",
+        "SERIATIM_SPARK_REMOTE": "sc://spark:15002",
+    }
+    settings = config.load_settings(variables, tmp_path)
+    if class_archive.archive_path(settings) is None:
+        pytest.skip("this Java has no archive of its own classes")
+    asked: list[tuple[str, str]] = []
+
+    def write(used: config.Settings, _path: Path, _print_line: object) -> bool:
+        asked.append((used.spark_master, used.spark_remote))
+        return True
+
+    monkeypatch.setattr(class_archive, "_write_archive", write)
+    class_archive.make_archive(settings, lambda _: None)
+    assert asked == [("local[2]", "")]
+
+
+def test_setting_up_goes_on_without_an_archive(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing needs it: a disk that is full, or a home that cannot be written, is told and no more."""
+
+    def fail(*_: object) -> None:
+        raise PermissionError("the home cannot be written")
+
+    monkeypatch.setattr(class_archive, "make_archive", fail)
+    class_archive.main()
+    captured = capsys.readouterr()
+    assert captured.err == "no archive of Spark's classes: the home cannot be written\n"
+    assert captured.out == ""
+
+
+def test_archives_of_an_earlier_installation_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each takes 160 MB, and a new .venv has other JARs. Those of other places stay: two checkouts may
+    have one home.
+    """
+    settings = config.load_settings({"SERIATIM_HOME": str(tmp_path)}, tmp_path)
+    archive = class_archive.archive_path(settings)
+    if archive is None:
+        pytest.skip("this Java has no archive of its own classes")
+    archive.parent.mkdir()
+    places = archive.stem.rpartition("-")[0]
+    earlier = archive.with_name(f"{places}-0123456789abcdef.jsa")
+    elsewhere = archive.with_name("spark-0123456789abcdef-0123456789abcdef.jsa")
+    earlier.touch()
+    elsewhere.touch()
+
+    def write(_settings: config.Settings, path: Path, _print_line: object) -> bool:
+        path.touch()
+        return True
+
+    monkeypatch.setattr(class_archive, "_write_archive", write)
+    class_archive.make_archive(settings, lambda _: None)
+    assert sorted(archive.parent.iterdir()) == sorted([archive, elsewhere])

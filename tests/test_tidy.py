@@ -49,7 +49,7 @@ class Limit:
 
 
 LIMITS = {
-    "nodes_per_code_line": Limit(8.15, tolerance=0.1),
+    "nodes_per_code_line": Limit(8.1, tolerance=0.1),
     "function_nodes_p95": Limit(220, tolerance=5),
     "function_nodes_max": Limit(450, tolerance=10),
     "vague_names_percent": Limit(0.5, tolerance=0.3),

@@ -68,7 +68,7 @@ def find_spark_connection(connection_id: str, default_master: str) -> Connection
 
 def is_local(connection: Connection) -> bool:
     """Whether Spark runs on this host."""
-    return str(connection.host).startswith("local")
+    return spark_settings.is_local_master(str(connection.host))
 
 
 class LoggedSparkSubmitHook(SparkSubmitHook):
@@ -114,8 +114,8 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
         variables = config.child_environment()
         if is_local(self.connection):
             # Otherwise Spark starts whatever `python3` is first in PATH.
-            variables["PYSPARK_PYTHON"] = sys.executable
-            variables["PYSPARK_DRIVER_PYTHON"] = sys.executable
+            # The script that makes workers start sooner was not tried with spark-submit yet.
+            variables |= config.worker_python_variables(is_local=False)
         if self.outcome_path is not None:
             variables[config.OUTCOME] = str(self.outcome_path)
         process_options = {
@@ -209,6 +209,7 @@ class FoldOperator(SparkSubmitOperator):
         if is_local(connection):
             spark_conf |= spark_settings.local_spark_settings(file.stream)
         else:
+            spark_conf |= _cluster_conf(connection, settings)
             # Executors elsewhere do not have the user's machines, which lie beside stream files.
             machine_files = sorted(map(str, Path(file.folder).glob("*.py")))
         return LoggedSparkSubmitHook(
@@ -256,6 +257,19 @@ class FoldOperator(SparkSubmitOperator):
         # In a cluster the driver is no child of ours: Airflow asks Spark to end it.
         if hook.is_cluster_mode:
             super().on_kill()
+
+
+def _cluster_conf(connection: Connection, settings: Settings) -> dict[str, str]:
+    """Settings of the driver for a cluster. A driver that the cluster starts itself (cluster mode) has
+    the address of the host where it is started.
+    """
+    master = str(connection.host)
+    if connection.port:
+        master = f"{master}:{connection.port}"
+    conf = spark_settings.cluster_spark_settings(master, settings)
+    if connection.extra_dejson.get("deploy-mode") == "cluster":
+        conf = {name: value for name, value in conf.items() if "spark.driver." not in name}
+    return conf
 
 
 def _without_noise(lines: Iterable[str]) -> Iterator[str]:

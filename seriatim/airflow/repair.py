@@ -19,6 +19,7 @@ from seriatim.airflow import environment
 from seriatim.airflow.command import CommandOperator
 from seriatim.airflow.fold import FoldOperator
 from seriatim.alerts.incidents import REPAIR, Note
+from seriatim.engine.findings import count_of
 from seriatim.errors import IntegrityError
 from seriatim.operations.run_request import repair_arguments
 
@@ -128,7 +129,7 @@ def render_plan_markdown(plan: dict[str, Any]) -> str:
     for action in plan["parts"]:
         lines += ["", f"{action['partition']}  {action['does']}", f"  why       {action['why']}"]
         if action.get("messages") is not None:
-            lines.append(f"  reads     at most {action['messages']} messages")
+            lines.append(f"  reads     at most {count_of(action['messages'], 'message')}")
     lines += [
         f"{path} is damaged, and nothing needs it any more: it is deleted" for path in plan["drops"]
     ]

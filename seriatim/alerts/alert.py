@@ -25,6 +25,7 @@ from typing import Protocol
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from seriatim.alerts.endings import find_endings
 from seriatim.alerts.incidents import (
     REFUSED_MAIL_RETENTION_SECONDS,
     Alert,
@@ -36,6 +37,7 @@ from seriatim.alerts.incidents import (
     Observation,
     OutboxChangedError,
     StoredState,
+    close_incidents,
     consumed_note_names,
     update_incidents,
 )
@@ -347,13 +349,17 @@ def observe_stream(
         replace(finding, time_left_seconds=time_left.get(finding.partition_name))
         for finding in findings
     ]
-    return Observation(
+    observation = Observation(
         at_seconds=status.at_seconds or 0.0,
         concerns=status.concerns,
         findings=findings_with_time,
         sequence=sequence,
         repaired_seconds=last_repair(stream, store, alert_state),
     )
+    # Only for what is over by now: a repair that failed may stay open for weeks, and each entry that
+    # is searched is a request.
+    _, closed_incidents = close_incidents(alert_state.open_incidents, observation)
+    return replace(observation, endings=find_endings(stream, store, closed_incidents))
 
 
 def last_repair(stream: Stream, store: LedgerStore, alert_state: AlertState) -> float | None:

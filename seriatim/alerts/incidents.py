@@ -36,6 +36,8 @@ CONCERNS_EXPLAINING_FINDINGS = (RUN, "halted", "quarantine", "swapped", "circuit
 """Kinds of concerns that explain why a run failed with findings, once they were mailed."""
 REPAIRABLE = ("halted", "held", "quarantine", "swapped", "circuit")
 """Kinds of concerns that a repair can end."""
+STOPPED_RUNS = frozenset({RUN, "late"})
+"""Keys of the incidents during which runs fold nothing."""
 REPAIR_AGAIN = (
     "seriatim status shows what is still damaged; repair again, or decide otherwise.\n"
     f"If nothing is damaged any more, trigger {REPAIR_DAG} with the stream alone: it says so, and this is over"
@@ -188,6 +190,8 @@ class Observation(Struct, frozen=True, kw_only=True):
     sequence: int | None = None
     """The ledger entry up to which findings were read; None: the ledger could not be read."""
     notes: list[Note] = []
+    endings: dict[str, str] = {}
+    """What ended incidents, according to the ledger, by their keys."""
     repaired_seconds: float | None = None
     """When a repair last succeeded, or was abandoned by a person, according to the ledger; None:
     not since the previous observation.
@@ -206,9 +210,15 @@ class Alert(Struct, kw_only=True):
     followed_mail: MailReference | None = None
     """The mail that this one follows, if it has nothing but the links of a run."""
     findings: list[Finding] = field(default_factory=list)
+    sequence: int | None = None
+    """The ledger entry up to which findings were read; None: the ledger could not be read."""
     new_concerns: list[Concern] = field(default_factory=list)
     reminded_incidents: list[Incident] = field(default_factory=list)
     closed_incidents: list[Incident] = field(default_factory=list)
+    endings: dict[str, str] = field(default_factory=dict)
+    """What ended the closed incidents, by their keys, as far as it is known."""
+    are_runs_failing: bool = False
+    """Whether runs fail or do not come, also if that was mailed before."""
 
     @property
     def has_other_news(self) -> bool:
@@ -240,7 +250,7 @@ def update_incidents(
     6. Mark everything chosen as mailed.
     """
     now_seconds = observation.at_seconds
-    alert = Alert(findings=list(observation.findings))
+    alert = Alert(findings=list(observation.findings), sequence=observation.sequence)
 
     # 1. Drop late callbacks.
     inferred_runs = _inferred_runs(alert_state, observation)
@@ -250,15 +260,17 @@ def update_incidents(
     observation = replace(observation, notes=notes)
 
     # 2. Close and open incidents.
-    open_incidents, alert.closed_incidents = _close_incidents(
+    open_incidents, alert.closed_incidents = close_incidents(
         alert_state.open_incidents, observation
     )
+    alert.endings = {**_run_endings(observation.notes), **observation.endings}
     _open_observed_concerns(open_incidents, observation)
     due_keys = _due_keys(open_incidents, now_seconds)
 
     # 3. Failed runs.
     _choose_failed_runs(alert, alert_state, open_incidents, observation, has_due=bool(due_keys))
     run_keys = _open_run_incidents(alert.failed_runs, open_incidents, observation)
+    alert.are_runs_failing = not STOPPED_RUNS.isdisjoint(open_incidents)
     unlinked_mail = _follow_unlinked_mail(alert, alert_state.unlinked_mail, observation)
 
     # 4. New concerns. A failed run is mailed at once, so trouble that may explain it does not wait.
@@ -377,7 +389,7 @@ def _task_notes(run: str, notes: Iterable[Note]) -> list[Note]:
     return [note for note in notes if note.kind == "task" and note.run == run]
 
 
-def _close_incidents(
+def close_incidents(
     open_incidents: dict[str, Incident], observation: Observation
 ) -> tuple[dict[str, Incident], list[Incident]]:
     """The incidents that are still open, and the mailed ones that are over, most urgent first.
@@ -461,11 +473,20 @@ def _incident_key(note: Note) -> str:
     return REPAIR if note.dag == REPAIR_DAG else RUN
 
 
-def _last_good_run_seconds(notes: Iterable[Note], incident_key: str) -> float:
+def _run_endings(notes: Iterable[Note]) -> dict[str, str]:
+    """Which run succeeded after runs or repairs that had failed, by the keys of their incidents."""
+    endings = {}
+    for note in sorted(notes, key=_note_seconds):
+        if note.kind == "good" and note.run:
+            endings[_incident_key(note)] = f"the run {note.run} succeeded"
+    return endings
+
+
+def _last_good_run_seconds(notes: Iterable[Note], key: str) -> float:
     """When the last run of this kind succeeded; -1: none did."""
     good_seconds = -1.0
     for note in notes:
-        if note.kind == "good" and _incident_key(note) == incident_key:
+        if note.kind == "good" and _incident_key(note) == key:
             good_seconds = max(good_seconds, note.at_seconds)
     return good_seconds
 
@@ -488,10 +509,10 @@ def _split_failed_runs(observation: Observation) -> tuple[list[Note], list[Note]
         failed_run = _with_task_error(note, observation.notes)
         if failed_run.is_form_error:
             continue
-        incident_key = _incident_key(failed_run)
-        is_recovered = note.at_seconds < good_seconds[incident_key]
+        key = _incident_key(failed_run)
+        is_recovered = note.at_seconds < good_seconds[key]
         runs = recovered if is_recovered else standing
-        run_key = incident_key, _failure_key(failed_run)
+        run_key = key, _failure_key(failed_run)
         # Remove the older run first, so that the newer one takes its position at the end.
         runs.pop(run_key, None)
         runs[run_key] = failed_run
@@ -606,6 +627,7 @@ def _opens_run_incident(failed_run: Note, observation: Observation) -> bool:
 
 
 def _is_caused_by_findings(failed_run: Note) -> bool:
+    """Whether a run failed because of findings alone: everything else was folded."""
     return failed_run.error == FindingsError.__name__
 
 

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from seriatim.alerts.incidents import NO_CALLBACK, REPAIR, RUN, Alert, Incident, Mail, Note
 from seriatim.engine.findings import (
@@ -37,6 +38,7 @@ from seriatim.operations.status import (
     QuarantineGroup,
     StreamStatus,
     describe_quarantined_count,
+    time_tone,
 )
 from seriatim.web.render import render_template
 
@@ -81,6 +83,10 @@ class MailContext(Struct, frozen=True, kw_only=True):
     """The time zone in which the recipients read times, by its IANA name."""
     runbook_url: str = ""
     """The page with the runbook; empty if there is none."""
+    where_to_type: str = ""
+    """Where commands are typed on this host; empty: as `WHERE_TO_TYPE` says."""
+    stops_at_open_circuit: bool = False
+    """Whether runs fold nothing while the circuit is open: `on_check_failure = "stop"`."""
     status: StreamStatus | None = None
     """How the stream is; None if it could not be read."""
 
@@ -114,19 +120,27 @@ def compose_mail(alert: Alert, context: MailContext, at_seconds: float) -> Mail:
     if severity:
         sections.insert(0, MailSection("How bad it is", severity))
     if any("next" in section.facts for section in sections):
-        sections.append(MailSection("Where to type commands", {"where": WHERE_TO_TYPE}))
+        where = context.where_to_type or WHERE_TO_TYPE
+        sections.append(MailSection("Where to type commands", {"where": where}))
     links = _links(alert, context)
     text = _text(opening, sections, links)
     subject = f"[seriatim] {context.stream}: {_subject(alert, context)}".replace("\n", " ")
     if alert.followed_mail is not None:
         subject = f"Re: {alert.followed_mail.subject}"
     identity = f"{context.stream}\n{at_seconds}\n{text}"
+    html = render_template(
+        "mail.html",
+        opening=opening,
+        sections=sections,
+        links=links,
+        airflow_url=context.airflow_url,
+    )
     return Mail(
         id=hashlib.sha256(identity.encode()).hexdigest()[:24],
         to=context.to or (),
         subject=shorten(subject, SUBJECT_MAX),
         text=text + "\n",
-        html=render_template("mail.html", opening=opening, sections=sections, links=links),
+        html=html,
         at_seconds=at_seconds,
         follows=alert.followed_mail.id if alert.followed_mail else "",
     )
@@ -135,7 +149,7 @@ def compose_mail(alert: Alert, context: MailContext, at_seconds: float) -> Mail:
 def _subject(alert: Alert, context: MailContext) -> str:
     """The most urgent news of the alert."""
     if alert.findings:
-        return _findings_subject(alert.findings, context)
+        return _findings_subject(alert, context)
     if alert.new_concerns:
         concern = alert.new_concerns[0]
         # Trouble of the platform is usually the reason of a failed run, and less precise than it.
@@ -158,9 +172,11 @@ def _ended_title(incident: Incident) -> str:
     return f"{ENDED_TITLES[concern.kind]} (before: {concern.text})"
 
 
-def _findings_subject(findings: list[Finding], context: MailContext) -> str:
-    """The first finding, and how many more there are."""
-    finding = findings[0]
+def _findings_subject(alert: Alert, context: MailContext) -> str:
+    """The first finding that still needs a person, and how many more there are."""
+    findings = alert.findings
+    waiting, _ = _split_well_findings(alert, context)
+    finding = (waiting or findings)[0]
     location = finding.partition_name or "the records table"
     subject = f"{FINDING_TITLES[finding.finding]} in {location}{_at_offset(finding)}"
     session = context.quarantined_session(finding)
@@ -168,7 +184,7 @@ def _findings_subject(findings: list[Finding], context: MailContext) -> str:
         subject += f", {SWAPPED}"
     if len(findings) > 1:
         subject += f" and {len(findings) - 1} more"
-    return subject
+    return subject if waiting else f"{subject}, well again by now"
 
 
 def _at_offset(finding: Finding) -> str:
@@ -183,7 +199,7 @@ def _opening(alert: Alert, context: MailContext) -> str:
     """One sentence that counts the news."""
     clauses = []
     if len(alert.failed_runs) > 1:
-        clauses.append(f"{len(alert.failed_runs)} runs failed")
+        clauses.append(f"{count_of(len(alert.failed_runs), 'run')} failed")
     elif alert.failed_runs:
         clauses.append("a run failed")
     if alert.recovered_runs:
@@ -192,8 +208,9 @@ def _opening(alert: Alert, context: MailContext) -> str:
         clauses.append("the run that met what was mailed before has ended; its links are below")
     if alert.findings:
         clauses.append(count_of(len(alert.findings), "new finding"))
-    if alert.new_concerns:
-        clauses.append(f"{count_of(len(alert.new_concerns), 'thing')} to look at")
+    shown_concerns = _shown_concerns(alert)
+    if shown_concerns:
+        clauses.append(f"{count_of(len(shown_concerns), 'thing')} to look at")
     if alert.reminded_incidents:
         clauses.append(f"{len(alert.reminded_incidents)} still open")
     if alert.closed_incidents:
@@ -212,22 +229,18 @@ def _sections(alert: Alert, context: MailContext, at_seconds: float) -> list[Mai
         _failed_run_section(run, context, is_reported=True, prefix="Over: run failed")
         for run in alert.recovered_runs
     ]
-    # A finding's own section already says what it halted or quarantined.
-    covered_kinds = ("halted", "quarantine", "swapped") if has_findings else ()
-    concern_sections = [
-        _concern_section(concern, context)
-        for concern in alert.new_concerns
-        if concern.kind not in covered_kinds
-    ]
+    concern_sections = [_concern_section(concern, context) for concern in _shown_concerns(alert)]
     reminder_sections = [
         _incident_section(incident, "still open", context, at_seconds)
         for incident in alert.reminded_incidents
     ]
     closed_sections = [
-        _incident_section(incident, "over", context, at_seconds)
+        _incident_section(
+            incident, "over", context, at_seconds, alert.endings.get(incident.concern.key, "")
+        )
         for incident in alert.closed_incidents
     ]
-    sections = _finding_sections(alert.findings, context, at_seconds)
+    sections = _finding_sections(alert, context, at_seconds)
     for sections_of_kind in (
         failed_sections,
         recovered_sections,
@@ -242,16 +255,64 @@ def _sections(alert: Alert, context: MailContext, at_seconds: float) -> list[Mai
     return sections
 
 
-def _finding_sections(
-    findings: list[Finding], context: MailContext, at_seconds: float
-) -> list[MailSection]:
-    """A section for each finding; if there are many, one for each kind and cause."""
-    groups = group_findings(findings)
+def _shown_concerns(alert: Alert) -> list[Concern]:
+    """The new concerns that have a section of their own. A finding's section already says what it
+    halted or quarantined.
+    """
+    covered_kinds = ("halted", "quarantine", "swapped") if alert.findings else ()
+    return [concern for concern in alert.new_concerns if concern.kind not in covered_kinds]
+
+
+def _finding_sections(alert: Alert, context: MailContext, at_seconds: float) -> list[MailSection]:
+    """A section for each finding that still needs a person; if there are many, one for each kind and
+    cause. Those whose sessions are well again by now stand together at the end.
+    """
+    waiting, well = _split_well_findings(alert, context)
+    groups = group_findings(waiting)
     sections = [_group_section(group, context, at_seconds) for group in groups[:GROUPS_LISTED_MAX]]
     omitted = len(groups) - GROUPS_LISTED_MAX
     if omitted > 0:
         sections.append(_omitted_section(f"{omitted} more kinds and causes", context))
+    if well:
+        sections.append(_well_section(well))
     return sections
+
+
+def _split_well_findings(alert: Alert, context: MailContext) -> tuple[list[Finding], list[Finding]]:
+    """The findings that still need a person, and those whose session has left quarantine before the
+    mail was written.
+
+    Only a status that is at least as new as the findings, and that lists all sessions, can say so.
+    """
+    status = context.status
+    if status is None or alert.sequence is None or status.sequence < alert.sequence:
+        return alert.findings, []
+    if status.quarantined_count != len(status.quarantined):
+        return alert.findings, []
+    # Made once: a fault of the producer may bring thousands of sessions, each with a finding.
+    in_quarantine = {(one.partition_name, one.session) for one in status.quarantined}
+    waiting: list[Finding] = []
+    well: list[Finding] = []
+    for finding in alert.findings:
+        is_of_session = finding.session is not None and finding.level == "error"
+        if is_of_session and (finding.partition_name, finding.session) not in in_quarantine:
+            well.append(finding)
+        else:
+            waiting.append(finding)
+    return waiting, well
+
+
+def _well_section(findings: list[Finding]) -> MailSection:
+    """Findings with which nobody has to do anything any more."""
+    headline = f"Well again by now: {count_of(len(findings), 'finding')}, nothing to do"
+    sessions = [
+        f"{printable_session(finding.session or '')}: {finding.finding} in {finding.location}"
+        for finding in findings[:PLACES_LISTED_MAX]
+    ]
+    hidden = len(findings) - PLACES_LISTED_MAX
+    if hidden > 0:
+        sessions.append(f"and {hidden} more")
+    return MailSection(headline, {"sessions": "\n".join(sessions)})
 
 
 def _group_section(group: FindingGroup, context: MailContext, at_seconds: float) -> MailSection:
@@ -260,7 +321,7 @@ def _group_section(group: FindingGroup, context: MailContext, at_seconds: float)
     count = len(group.findings)
     if count == 1:
         return section
-    headline = f"{count} findings of the same kind, first {section.headline}"
+    headline = f"{count_of(count, 'finding')} of the same kind, first {section.headline}"
     others = ", ".join(finding.location for finding in group.findings[1:PLACES_LISTED_MAX])
     if count > PLACES_LISTED_MAX:
         others += f" and {count - PLACES_LISTED_MAX} more"
@@ -374,14 +435,16 @@ def _concern_section(concern: Concern, context: MailContext) -> MailSection:
 
 
 def _incident_section(
-    incident: Incident, prefix: str, context: MailContext, at_seconds: float
+    incident: Incident, prefix: str, context: MailContext, at_seconds: float, ending: str = ""
 ) -> MailSection:
-    """An incident that is still open, or over."""
+    """An incident that is still open, or over; `ending` says what ended it."""
     concern = incident.concern
     lasted_seconds = max(0.0, at_seconds - incident.since_seconds)
     since_time = format_time(incident.since_seconds, context.timezone)
     since = f"{since_time}, {format_duration(lasted_seconds)}"
     facts = {"what": shorten(concern.text, FACT_MAX), "since": since}
+    if ending:
+        facts["ended by"] = shorten(ending, FACT_MAX)
     if prefix != "over":
         facts["next"] = concern.next
         facts["runbook"] = context.runbook(concern.kind)
@@ -414,12 +477,11 @@ def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> 
         producer = "not asked for snapshots: `snapshot_requests` is not set in the stream file"
         if status.snapshot_requests:
             producer = f"runs ask it for snapshots, on topic {status.snapshot_requests}"
-    nearest = status.nearest
     return {
         "damaged": ", ".join(damaged) or "no output",
         "the rest": _describe_rest(status),
         "producer": producer,
-        "urgent": _describe_urgency(status, nearest, context, at_seconds),
+        "urgent": _describe_urgency(alert, status, context, at_seconds),
         "if ignored": _describe_neglect(status, waiting_count),
     }
 
@@ -435,9 +497,20 @@ def _describe_rest(status: StreamStatus) -> str:
 
 
 def _describe_urgency(
-    status: StreamStatus, nearest: PartitionStatus | None, context: MailContext, at_seconds: float
+    alert: Alert, status: StreamStatus, context: MailContext, at_seconds: float
 ) -> str:
-    """How soon somebody has to act, by what Kafka deletes and what readers miss."""
+    """How soon somebody has to act, by what Kafka deletes and what readers miss.
+
+    Messages that the next runs fold by themselves are no reason to act.
+    """
+    is_stopped_by_check = context.stops_at_open_circuit and status.circuit == "open"
+    is_nothing_folded = alert.are_runs_failing or is_stopped_by_check
+    threatened = [
+        partition
+        for partition in status.partitions
+        if is_nothing_folded or _needs_action(partition)
+    ]
+    nearest = replace(status, partitions=threatened).nearest
     if nearest is not None and nearest.time_left_seconds is not None:
         seconds = nearest.time_left_seconds
         if seconds <= FOR_EVER_SECONDS:
@@ -447,6 +520,13 @@ def _describe_urgency(
     if status.circuit == "open":
         return "soon: readers of `current` get nothing newer"
     return "no: Kafka deletes nothing that is needed, as far as is known now"
+
+
+def _needs_action(partition: PartitionStatus) -> bool:
+    """Whether Kafka may delete messages of the partition that no run folds in time by itself."""
+    if partition.halt is not None or partition.hold:
+        return True
+    return partition.catches_up is False or time_tone(partition) == "bad"
 
 
 def _describe_neglect(status: StreamStatus, waiting_count: int) -> str:

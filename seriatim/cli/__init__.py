@@ -30,6 +30,8 @@ from seriatim.engine.failure import CommandOutcome, Failure
 from seriatim.errors import BrokenPromiseError, PlatformError, SeriatimError
 
 NAME_WIDTH = 10
+JsonObject = dict[str, Any]
+"""What a command prints for scripts, or a part of it."""
 
 
 class LazyCommand(TyperCommand):
@@ -136,6 +138,7 @@ COMMANDS = {
         ),
     ],
     "Set up": [
+        LazyCommand("cluster", "cluster:cluster", "Start and stop the embedded Spark cluster."),
         LazyCommand("doctor", "set_up:doctor", "Check what Seriatim needs on this host."),
         LazyCommand(
             "jars", "set_up:jars", "Fetch the JARs that Spark and the embedded broker need."

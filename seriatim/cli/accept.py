@@ -5,14 +5,15 @@ Next: operations/accept.py does the work.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from seriatim import clock, config, context
-from seriatim.cli import CommandResult
+from seriatim.cli import CommandResult, JsonObject
 from seriatim.cli.options import Because, DryRun, Json, StreamName, load_stream, require_reason
 from seriatim.cli.output import render_table, sequence_or_none
+from seriatim.engine.findings import count_of
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import describe_failed_range
 from seriatim.operations.accept import (
@@ -138,7 +139,7 @@ class AcceptedTopic(CommandResult):
     stream: str
     decision: TopicDecision
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The decision, with one object for each partition."""
         decision = self.decision
         return {
@@ -150,7 +151,7 @@ class AcceptedTopic(CommandResult):
             "partitions": self._rows(),
         }
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[JsonObject]:
         return [
             {
                 "partition": str(life.partition),
@@ -173,10 +174,13 @@ class AcceptedTopic(CommandResult):
         if decision.is_new_life:
             sessions = sum(row["sessions"] for row in rows)
             records = sum(row["records"] for row in rows)
-            effect = f"a new life of {decision.topic}: {sessions} sessions end by {records} records"
+            effect = (
+                f"a new life of {decision.topic}: {count_of(sessions, 'session')} ended"
+                f" by {count_of(records, 'record')}"
+            )
         unread = sum(row["unread"] for row in rows)
         if unread:
-            effect += f"; {unread} messages of the old life were never read"
+            effect += f"; {count_of(unread, 'message')} of the old life never read"
         return (
             f"{render_table(rows)}\n"
             f"{self.stream}: {_describe_entry(decision.sequence)}: {effect}\n"
@@ -193,7 +197,7 @@ class AcceptedCheck(CommandResult):
     because: str
     dry_run: bool
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The accepted ranges, and the circuit after the decision."""
         ledger = self.decision.ledger
         accepted_ranges = [
@@ -233,7 +237,7 @@ class AcceptedLedger(CommandResult):
     stream: str
     decision: RestoreDecision
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Where the witness and the ledger were, and what was written."""
         decision = self.decision
         return {
@@ -256,7 +260,7 @@ class AcceptedLedger(CommandResult):
             )
             lost_entries = decision.witness_sequence - decision.ledger_sequence
             if lost_entries > 0:
-                effect += f"; {lost_entries} entries are given up"
+                effect += f"; {count_of(lost_entries, 'entry')} given up"
         else:
             # Without any ledger no entry is written: the decision consists of moving the witness.
             witness_move = "would be moved aside"
@@ -277,7 +281,7 @@ class RetiredTopic(CommandResult):
     stream: str
     decision: RetireDecision
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The decision, with one object for each partition."""
         return {
             "stream": self.stream,
@@ -287,7 +291,7 @@ class RetiredTopic(CommandResult):
             "partitions": self._rows(),
         }
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[JsonObject]:
         return [
             {
                 "partition": str(retired.partition),
@@ -305,7 +309,7 @@ class RetiredTopic(CommandResult):
         effect = f"{len(rows)} of {self.decision.topic} retired, state kept"
         unread = sum(row["unread"] for row in rows)
         if unread:
-            effect += f"; {unread} messages stay unread"
+            effect += f"; {count_of(unread, 'message')} left unread"
         entry = _describe_entry(self.decision.sequence)
         return f"{render_table(rows)}\n{self.stream}: {entry}: {effect}"
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from seriatim.cli import CommandResult, print_notice
+from seriatim.cli import CommandResult, JsonObject, print_notice
 from seriatim.cli.lookback import (
     From,
     InPartition,
@@ -29,7 +29,7 @@ from seriatim.cli.lookback import (
 )
 from seriatim.cli.options import Json, StreamName
 from seriatim.cli.output import sequence_or_none
-from seriatim.engine.findings import shell_quote, shorten
+from seriatim.engine.findings import count_of, shell_quote, shorten
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.operations.inspect.bisect import INVARIANT_NAMES, Bisection, BisectResult, Invariant
 from seriatim.operations.inspect.condition import Condition, parse_condition
@@ -166,7 +166,7 @@ class BrokenPlace(CommandResult):
     steps_around: list[TraceStep]
     invariant: str
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The offsets, what the search cost, and the messages around the broken place."""
         result = self.result
         around = [
@@ -192,7 +192,7 @@ class BrokenPlace(CommandResult):
         """The messages around the broken place, or that the invariant holds."""
         result = self.result
         cost = (
-            f"{result.folds} folds over {result.messages} messages,"
+            f"{count_of(result.folds, 'fold')} over {count_of(result.messages, 'message')},"
             f" {result.saved_states_checked} saved states looked at"
         )
         if result.first_broken_offset >= 0:

@@ -5,12 +5,11 @@ Next: operations/prove/check.py does it; operations/prove/suite.py finds the sui
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from seriatim import config, context, stream_files
-from seriatim.cli import CommandResult, print_notice, report
+from seriatim.cli import CommandResult, JsonObject, print_notice, report
 from seriatim.cli.options import AllFindings, Json, StreamName, load_stream
 from seriatim.cli.output import (
     RunProgress,
@@ -19,16 +18,25 @@ from seriatim.cli.output import (
     sequence_or_none,
 )
 from seriatim.context import ConnectedStream
-from seriatim.engine.findings import Finding, FindingsError, count_of, new_findings_error
+from seriatim.engine.findings import (
+    Finding,
+    FindingsError,
+    count_of,
+    list_some,
+    new_findings_error,
+)
 from seriatim.errors import SeriatimError
 from seriatim.ledger.model import Ledger, circuit_advice, describe_failed_range
 from seriatim.operations.prove.check import CheckResult, check_stream
 from seriatim.operations.prove.great_expectations_suites import GreatExpectations
 from seriatim.operations.prove.suite import load_suites
 from seriatim.operations.report_findings import mark_reported, unreported_findings
+from seriatim.ports import ProgressCallback
 from seriatim.storage.record_scan import RecordScan
 from seriatim.storage.store import open_store
 from seriatim.stream_files import StreamFile
+
+BAD_PARTITIONS_NAMED_MAX = 10
 
 
 def check(stream: StreamName, _all: AllFindings = False, _json: Json = False) -> CheckedEntries:
@@ -64,14 +72,22 @@ def check_and_report(file: StreamFile) -> CheckedEntries:
     return checked
 
 
-def check_with_suites(
-    open_stream: ConnectedStream, progress: Callable[[int, int], None]
-) -> CheckResult:
+def check_with_suites(open_stream: ConnectedStream, progress: ProgressCallback) -> CheckResult:
     """Check a stream by its suites, with great-expectations."""
     store = open_store(open_stream.stream.output.path)
     suites = load_suites(open_stream.stream, Path(open_stream.file.folder))
     checker = GreatExpectations(store)
-    return check_stream(open_stream, suites, checker, RecordScan(store), progress)
+    file = open_stream.file
+    with context.choose_workers(file, open_stream.settings, print_notice) as choose:
+        return check_stream(
+            open_stream,
+            suites,
+            checker,
+            RecordScan(store),
+            progress,
+            choose_workers=choose,
+            load_runner=partial(stream_files.load_runner, file),
+        )
 
 
 def print_open_circuit(ledger: Ledger) -> None:
@@ -101,7 +117,7 @@ class CheckedEntries(CommandResult):
         verdict = self.result.verdict
         return sorted(name for name, outcome in verdict.items() if outcome != "good")
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The verdict, and what it is based on."""
         result = self.result
         promises = [
@@ -136,12 +152,17 @@ class CheckedEntries(CommandResult):
         checked = f"checked up to entry {result.ledger.checked}"
         if result.sequence < 0:
             return f"{self.stream}: nothing new to judge, {checked}"
+        records = count_of(result.records, "record")
         partitions = count_of(len(result.verdict), "partition")
+        promises = count_of(len(result.evidence), "promise")
+        expectations = count_of(result.expectations, "expectation")
         return (
-            f"{self.stream}: good: entries {result.judged_after + 1} to {result.judged_until}:"
-            f" {result.records} records in {partitions},"
-            f" {len(result.evidence)} promises, {result.expectations} expectations; {checked}"
+            f"{self.stream}: good: {self._judged_entries()}: {records} in {partitions},"
+            f" {promises}, {expectations}; {checked}"
         )
+
+    def _judged_entries(self) -> str:
+        return f"entries {self.result.judged_after + 1} to {self.result.judged_until}"
 
     def error(self) -> SeriatimError | None:
         """Bad partitions, or findings that are errors."""
@@ -149,10 +170,12 @@ class CheckedEntries(CommandResult):
         errors = errors_among(self.findings)
         bad_partitions = self.bad_partitions()
         if bad_partitions:
+            bad_count = len(bad_partitions)
+            partitions = count_of(len(result.verdict), "partition")
+            named = list_some(bad_partitions, BAD_PARTITIONS_NAMED_MAX)
             return FindingsError(
-                f"{self.stream}: {len(bad_partitions)} of {len(result.verdict)} partitions are bad:"
-                f" {', '.join(bad_partitions[:10])}",
-                judged=f"entries {result.judged_after + 1} to {result.judged_until}",
+                f"{self.stream}: {bad_count} of {partitions} bad: {named}",
+                judged=self._judged_entries(),
                 checked=f"up to entry {result.ledger.checked}; nothing newer is published",
                 findings=errors,
                 next=circuit_advice(result.ledger),

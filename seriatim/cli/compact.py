@@ -5,14 +5,15 @@ Next: operations/compact.py does it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from seriatim import config, context, stream_files
-from seriatim.cli import CommandResult, print_notice
+from seriatim.cli import CommandResult, JsonObject, print_notice
 from seriatim.cli.options import DryRun, Json, StreamName, load_stream
 from seriatim.cli.output import RunProgress, print_derived_error, render_table, sequence_or_none
+from seriatim.engine.findings import count_of
 from seriatim.engine.offsets import Partition
 from seriatim.errors import IntegrityError, SeriatimError
 from seriatim.operations.compact import CompactionPiece, CompactResult, compact_stream
@@ -75,7 +76,7 @@ class CompactedStream(CommandResult):
     result: CompactResult
     dry_run: bool
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The counts, with one object for each piece of work."""
         result = self.result
         return {
@@ -87,7 +88,7 @@ class CompactedStream(CommandResult):
             "swept": {"replaced": result.swept_replaced_files, "orphans": result.swept_orphans},
         }
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[JsonObject]:
         return [
             {
                 "topic": piece.partition.topic,
@@ -121,12 +122,12 @@ class CompactedStream(CommandResult):
         facts = ["no files are worth joining"]
         if files_before:
             verb = "would become" if self.dry_run else "became"
-            facts = [f"{files_before} files {verb} {files_after}"]
+            facts = [f"{count_of(files_before, 'file')} {verb} {files_after}"]
         if result.swept_replaced_files:
             verb = "would go" if self.dry_run else "went"
             facts.append(f"{result.swept_replaced_files} replaced files {verb}")
         if result.swept_orphans:
-            facts.append(f"{result.swept_orphans} orphans went")
+            facts.append(f"{count_of(result.swept_orphans, 'orphan')} went")
         summary = f"{self.stream}: {', '.join(facts)}; ledger at entry {result.sequence}"
         return f"{render_table(rows, COLUMNS)}\n{summary}" if rows else summary
 

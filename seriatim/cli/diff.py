@@ -6,17 +6,17 @@ Next: operations/inspect/diff.py compares; cli/replay.py writes the output of a 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from msgspec import Struct
 
 from seriatim import config, context
-from seriatim.cli import CommandResult, Options, print_notice
+from seriatim.cli import CommandResult, JsonObject, Options, print_notice
 from seriatim.cli.lookback import render_value
 from seriatim.cli.options import Json, load_stream
 from seriatim.cli.output import RunProgress
-from seriatim.engine.findings import shell_quote
+from seriatim.engine.findings import count_of, shell_quote
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.ledger.commit import require_head
@@ -106,7 +106,7 @@ def _open_stream_output(name: str) -> ComparedOutput:
     return ComparedOutput(records, folded_ranges, name)
 
 
-def _warn_missing_messages(name: str, manifest: dict[str, Any]) -> None:
+def _warn_missing_messages(name: str, manifest: JsonObject) -> None:
     """Warn of messages that Kafka did not have any more when a replay was made.
 
     The outputs differ by them. A damaged manifest is not reported here: reading the records
@@ -119,7 +119,7 @@ def _warn_missing_messages(name: str, manifest: dict[str, Any]) -> None:
         if isinstance(values, dict) and values.get("missing"):
             partition = f"{values.get('topic')}/{values.get('partition')}"
             print_notice(
-                f"{name} was folded without {values['missing']} messages of {partition}:"
+                f"{name} was folded without {count_of(values['missing'], 'message')} of {partition}:"
                 " Kafka did not have them any more"
             )
 
@@ -132,7 +132,7 @@ class ComparedRecords(CommandResult):
     stream: str
     result: DiffResult
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """What was compared, the counts, and the first differences."""
         result = self.result
         compared = [
@@ -185,7 +185,7 @@ class ComparedRecords(CommandResult):
             lines += self._render_difference(difference)
         if not result.count:
             lines.append(
-                f"{self.left_name} and {self.right_name} do not differ: {result.records} records"
+                f"{self.left_name} and {self.right_name} do not differ: {count_of(result.records, 'record')}"
             )
         return "\n".join(lines)
 
@@ -214,12 +214,19 @@ class ComparedRecords(CommandResult):
         difference = result.differences[0]
         record = difference.left or difference.right or {}
         session = shell_quote(str(record.get("session")))
+        position = f"{difference.partition}, offset {difference.offset}, index {difference.index}"
+        counts = [
+            count_of(result.differing, "differing record"),
+            f"{result.only_left} only in {self.left_name}",
+            f"{result.only_right} only in {self.right_name}",
+        ]
+        # The trace begins a few offsets before the difference, so that it shows what led to it.
+        traced_stream = shell_quote(self.stream or self.left_name)
+        start = max(0, difference.offset - 5)
+        until = difference.offset + 1
         return IntegrityError(
-            f"{self.left_name} and {self.right_name} differ, first at {difference.partition},"
-            f" offset {difference.offset}, index {difference.index}",
-            count=f"{result.differing} records differ, {result.only_left} only in"
-            f" {self.left_name}, {result.only_right} only in {self.right_name}",
-            next=f"seriatim trace {shell_quote(self.stream or self.left_name)} {session}"
-            f" --partition {difference.partition} --from {max(0, difference.offset - 5)}"
-            f" --until {difference.offset + 1}",
+            f"{self.left_name} and {self.right_name} differ, first at {position}",
+            count=", ".join(counts),
+            next=f"seriatim trace {traced_stream} {session} --partition {difference.partition}"
+            f" --from {start} --until {until}",
         )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from seriatim.cli import CommandResult, print_notice, print_result
+from seriatim.cli import CommandResult, JsonObject, print_notice, print_result
 from seriatim.cli.lookback import (
     LookbackCommand,
     Topic,
@@ -21,8 +21,8 @@ from seriatim.cli.lookback import (
 )
 from seriatim.cli.options import Json, StreamName
 from seriatim.cli.output import render_table
-from seriatim.engine.findings import shorten
-from seriatim.engine.records import LAST_RECORD_COLUMNS
+from seriatim.engine.findings import count_of, shorten
+from seriatim.engine.records import LAST_RECORD_COLUMNS, Record
 from seriatim.errors import ConfigError
 from seriatim.operations.inspect.explain import (
     RowExplainer,
@@ -100,20 +100,22 @@ def _session_without_records(
     return {(partition.topic, partition.number, account.topic_id, session): []}
 
 
-def _session_rows(command: LookbackCommand, sessions: dict[Any, list[Any]]) -> list[dict[str, Any]]:
+def _session_rows(command: LookbackCommand, sessions: dict[Any, list[Any]]) -> list[JsonObject]:
     rows = []
     for (topic, number, _, session), records in sessions.items():
-        rows.append(
-            {
-                "session": shorten(session, 100),
-                "topic": topic,
-                "partition": number,
-                "records": len(records),
-                "first": records[0]["offset"],
-                "last": records[-1]["offset"],
-                "now": "gone" if _is_deleted(command, records[-1]) else "there",
-            }
-        )
+        first_record = records[0]
+        last_record = records[-1]
+        is_gone = _is_deleted(command, last_record)
+        row = {
+            "session": shorten(session, 100),
+            "topic": topic,
+            "partition": number,
+            "records": len(records),
+            "first": first_record["offset"],
+            "last": last_record["offset"],
+            "now": "gone" if is_gone else "there",
+        }
+        rows.append(row)
     return rows
 
 
@@ -121,17 +123,17 @@ class SessionsWithRow(CommandResult):
     """The sessions that have a row, so that the person can choose one."""
 
     stream: str
-    sessions: list[dict[str, Any]]
+    sessions: list[JsonObject]
 
     def render(self) -> str:
         """A table of the first sessions."""
         print_notice(
-            f"{self.stream}: {len(self.sessions)} sessions have this row; choose one with --session"
+            f"{self.stream}: {count_of(len(self.sessions), 'session')} have this row; choose one with --session"
         )
         return render_table(self.sessions[:SESSIONS_SHOWN_MAX])
 
 
-def _is_deleted(command: LookbackCommand, record: dict[str, Any]) -> bool:
+def _is_deleted(command: LookbackCommand, record: Record) -> bool:
     """Whether a record deletes its row."""
     row_key_spec = command.runner.row_key_spec
     return row_key_spec is not None and row_key_spec.deletes_row(record)
@@ -144,7 +146,7 @@ class ExplainedRow(CommandResult):
     row: str
     explanation: RowExplanation
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The row, with one object for each message."""
         explanation = self.explanation
         return {
@@ -167,7 +169,7 @@ class ExplainedRow(CommandResult):
         headline = (
             f"Row {shorten(self.row)} in {explanation.partition},"
             f" session {shorten(explanation.session)}:"
-            f" touched by {len(explanation.touches)} messages"
+            f" touched by {count_of(len(explanation.touches), 'message')}"
         )
         lines = [typer.style(headline, bold=True)]
         for touch in explanation.touches:
@@ -178,7 +180,7 @@ class ExplainedRow(CommandResult):
         return "\n".join([*lines, f"now: {value}"])
 
 
-def _touch_values(touch: RowTouch) -> dict[str, Any]:
+def _touch_values(touch: RowTouch) -> JsonObject:
     return {
         "offset": touch.offset,
         "time": None if touch.timestamp is None else render_time(touch.timestamp),
@@ -190,7 +192,7 @@ def _touch_values(touch: RowTouch) -> dict[str, Any]:
     }
 
 
-def _machine_values(record: dict[str, Any]) -> dict[str, Any]:
+def _machine_values(record: Record) -> Record:
     """A record without the columns that its message shows already."""
     hidden_columns = set(LAST_RECORD_COLUMNS)
     if record.get("source_offset") == record["offset"]:

@@ -8,13 +8,13 @@ Next: operations/followers.py and operations/release.py do it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
 from seriatim import config, context
-from seriatim.cli import CommandResult, print_notice
+from seriatim.cli import CommandResult, JsonObject, print_notice
 from seriatim.cli.options import (
     Because,
     DryRun,
@@ -64,7 +64,7 @@ def gaps(
     """List the gaps: output that must not be trusted.
 
     Each gap has its offsets, its session (none means all sessions), its finding, and how it was
-    closed. The list is as of the ledger. The Delta table `gaps` below the output path has the same
+    closed. The list is made of the ledger. The Delta table `gaps` below the output path has the same
     rows, for queries.
 
     Example: seriatim gaps demo --open
@@ -87,7 +87,7 @@ class GapList(CommandResult):
 
     stream: str
     sequence: int
-    gaps: list[dict[str, Any]]
+    gaps: list[JsonObject]
 
     def render(self) -> str:
         """A table of the gaps, and how many are open."""
@@ -117,7 +117,7 @@ def rebuild(stream: StreamName, _json: Json = False) -> CommandResult:
     ledger_store = context.ledger(file)
     ledger = require_head(ledger_store, name).ledger
     entry_count = ledger.sequence + 1
-    print_notice(f"{name}: reading {entry_count} entries", entries=entry_count)
+    print_notice(f"{name}: reading {count_of(entry_count, 'entry')}", entries=entry_count)
     catch_up_derived(ledger_store, context.derived_tables(file), ledger, rebuild=True)
     return RebuiltTables(name, ledger.sequence)
 
@@ -174,7 +174,7 @@ class ReleasedSession(CommandResult):
     decision: SessionRelease
     dry_run: bool
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The decision."""
         return {
             **msgspec.to_builtins(self.decision),

@@ -20,14 +20,15 @@ import typer
 from msgspec import Struct
 
 from seriatim import config, context, stream_files
-from seriatim.cli import Options, print_json, print_notice
+from seriatim.cli import JsonObject, Options, print_json, print_notice
 from seriatim.cli.options import Json, StreamName, load_stream
 from seriatim.cli.output import RunProgress
 from seriatim.context import ConnectedStream
-from seriatim.engine.findings import shorten
+from seriatim.engine.findings import count_of, shorten
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import Poison
 from seriatim.engine.offsets import Partition
+from seriatim.engine.records import Record
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import require_head
 from seriatim.ledger.manifests import LedgerHead
@@ -287,7 +288,7 @@ def render_value(value: Any) -> str:
     return shorten(msgspec.json.encode(value, enc_hook=str).decode(), LINE_WIDTH_MAX)
 
 
-def step_values(runner: Runner, step: TraceStep, frontier: int) -> dict[str, Any]:
+def step_values(runner: Runner, step: TraceStep, frontier: int) -> JsonObject:
     """A step as plain values, for scripts."""
     findings = [
         {"finding": finding.finding, "level": finding.level, "cause": finding.cause}
@@ -308,7 +309,7 @@ def step_values(runner: Runner, step: TraceStep, frontier: int) -> dict[str, Any
     }
 
 
-def change_values(runner: Runner, before: Any, after: Any) -> list[dict[str, Any]]:
+def change_values(runner: Runner, before: Any, after: Any) -> list[JsonObject]:
     """What differs between two states of a session, as plain values."""
     return [
         {"what": change.what, "before": change.before, "after": change.after}
@@ -350,7 +351,7 @@ def print_step(runner: Runner, step: TraceStep, frontier: int, *, mark: str = ""
         )
 
 
-def _print_changes(changes: list[dict[str, Any]]) -> None:
+def _print_changes(changes: list[JsonObject]) -> None:
     for change in changes[:LINES_SHOWN_MAX]:
         row = shorten(change["what"], 40)
         before = render_value(change["before"])
@@ -361,7 +362,7 @@ def _print_changes(changes: list[dict[str, Any]]) -> None:
         typer.echo(f"    … and {hidden_count} more; --json has them all")
 
 
-def without_values_before(record: dict[str, Any]) -> dict[str, Any]:
+def without_values_before(record: Record) -> Record:
     """A record without the values before the change: the lines above it have shown them."""
     values = {}
     for column, value in record.items():
@@ -373,14 +374,14 @@ def without_values_before(record: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _print_records(records: list[dict[str, Any]]) -> None:
+def _print_records(records: list[Record]) -> None:
     for record in records[:LINES_SHOWN_MAX]:
         values = without_values_before(record)
         values.pop("index")
         typer.echo(f"    record {record['index']:<3}{render_value(values)}")
     hidden_count = len(records) - LINES_SHOWN_MAX
     if hidden_count > 0:
-        typer.echo(f"    … and {hidden_count} more records")
+        typer.echo(f"    … and {count_of(hidden_count, 'more record')}")
 
 
 def trace(

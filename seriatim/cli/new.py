@@ -17,6 +17,7 @@ from seriatim import config, context, stream_files, testing
 from seriatim.cli import CommandResult, print_notice
 from seriatim.cli.options import Json, require_regex
 from seriatim.config import Settings
+from seriatim.engine.findings import count_of
 from seriatim.engine.offsets import TOPIC_NAME, OffsetRange
 from seriatim.errors import ConfigError, SeriatimError
 from seriatim.kafka import past_messages
@@ -53,7 +54,9 @@ class NewStream(CommandResult):
         """Files, guesses, and what to type next."""
         lines = [f"wrote {path}" for path in self.files]
         if self.guesses:
-            lines.append(f"guessed from {self.sampled} messages of {self.topics}; check each:")
+            lines.append(
+                f"guessed from {count_of(self.sampled, 'message')} of {self.topics}; check each:"
+            )
         for guess in self.guesses:
             lines.append(f"  {guess.about:<9} {guess.value}  ({guess.because})")
         for name, reason in self.left_out.items():
@@ -151,12 +154,14 @@ def _sample_topics(topics: str, settings: Settings) -> StreamSample:
     sample = study_sample(messages)
     if sample.unreadable == len(messages):
         raise ConfigError(
-            f"none of {len(messages)} messages in topics that match {topics!r} is a JSON object",
+            f"none of {count_of(len(messages), 'message')} in topics that match {topics!r} is a JSON object",
             next="write a decoder (docs/STREAMS.md, Your own message format);"
             " --no-sample makes the files all the same",
         )
     if sample.unreadable:
-        print_notice(f"{sample.unreadable} of {len(messages)} messages are not JSON objects")
+        print_notice(
+            f"not JSON objects: {sample.unreadable} of {count_of(len(messages), 'message')}"
+        )
     return sample
 
 

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from seriatim.cli import CommandResult, Options, print_json, print_notice
+from seriatim.cli import CommandResult, JsonObject, Options, print_json, print_notice
 from seriatim.engine.findings import Finding, count_of, group_findings
 from seriatim.errors import PlatformError
 
@@ -169,7 +169,7 @@ def errors_among(findings: Sequence[Finding]) -> list[Finding]:
     return [finding for finding in findings if finding.level == "error"]
 
 
-def render_table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None = None) -> str:
+def render_table(rows: Sequence[JsonObject], columns: Sequence[str] | None = None) -> str:
     """A table of these columns, or of all columns of the first row. Numbers have no separators,
     since people paste them.
     """
@@ -177,20 +177,21 @@ def render_table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None =
     if columns is None:
         columns = list(rows[0])
     for column in columns:
-        is_number_column = bool(rows) and all(
-            isinstance(row.get(column), int | float) for row in rows
-        )
-        justify: Literal["left", "right"] = "right" if is_number_column else "left"
+        cells = [row.get(column) for row in rows]
+        has_only_numbers = all(isinstance(cell, int | float) for cell in cells)
+        # Numbers end at the same place, so that their sizes can be compared at a glance.
+        justify: Literal["left", "right"] = "left"
+        if cells and has_only_numbers:
+            justify = "right"
         min_width = None
         if column == "session":
             # A name that is broken in the middle cannot be pasted: other columns are folded first.
-            longest = max((len(_render_cell(row.get(column))) for row in rows), default=0)
-            min_width = min(longest, SESSION_WIDTH_MAX)
+            widths = [len(_render_cell(cell)) for cell in cells]
+            min_width = min(max(widths, default=0), SESSION_WIDTH_MAX)
         table.add_column(column, justify=justify, overflow="fold", min_width=min_width)
     for row in rows:
         # Text, since rich would read square brackets in a plain string as markup.
-        cells = [Text(_render_cell(row.get(column))) for column in columns]
-        table.add_row(*cells)
+        table.add_row(*[Text(_render_cell(row.get(column))) for column in columns])
     # In a log or a pipe rich would cut at 80 characters.
     width = None if sys.stdout.isatty() else 200
     console = Console(width=width, highlight=False)
@@ -199,7 +200,7 @@ def render_table(rows: Sequence[dict[str, Any]], columns: Sequence[str] | None =
     return capture.get().removesuffix("\n")
 
 
-def print_table(columns: list[str], rows: list[dict[str, Any]]) -> None:
+def print_table(columns: list[str], rows: list[JsonObject]) -> None:
     """Print a table on stdout."""
     typer.echo(render_table(rows, columns))
 

@@ -252,4 +252,4 @@ def demo(
     finally:
         if listener is not None:
             listener.close()
-    typer.echo(f"{sent_count} messages sent to {', '.join(topic_names)}")
+    typer.echo(f"{count_of(sent_count, 'message')} sent to {', '.join(topic_names)}")

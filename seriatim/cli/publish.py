@@ -5,12 +5,12 @@ Next: operations/publish.py does it.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from seriatim import context, stream_files
-from seriatim.cli import CommandResult, print_notice
+from seriatim.cli import CommandResult, JsonObject, print_notice
 from seriatim.cli.check import print_open_circuit
 from seriatim.cli.options import DryRun, Json, StreamName, load_stream
 from seriatim.cli.output import RunProgress, render_table, sequence_or_none
@@ -163,7 +163,7 @@ class PublishedEntry(CommandResult):
     result: PublishResult
     dry_run: bool
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """What was written, with one object for each partition."""
         result = self.result
         return {
@@ -176,7 +176,7 @@ class PublishedEntry(CommandResult):
             "files_written": result.written.written_files,
         }
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[JsonObject]:
         return [
             {
                 "topic": catch_up.partition.topic,
@@ -205,11 +205,11 @@ class PublishedEntry(CommandResult):
         if not self.dry_run:
             return (
                 f"{self.stream}: current is as of {entry}: {partitions},"
-                f" {result.written.written_rows} rows"
-                f" in {result.written.written_files} files written"
+                f" {count_of(result.written.written_rows, 'row')}"
+                f" in {count_of(result.written.written_files, 'file')} written"
             )
         summary = (
             f"{self.stream}: would bring current to {entry}: {partitions},"
-            f" {result.records_to_read()} records"
+            f" {count_of(result.records_to_read(), 'record')}"
         )
         return f"{render_table(self._rows())}\n{summary}" if result.catch_ups else summary

@@ -6,12 +6,12 @@ Next: operations/repair/damage.py makes the plan; operations/repair/refold.py ap
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from seriatim import config, context
-from seriatim.cli import CommandResult, Options, print_notice, print_result
+from seriatim.cli import CommandResult, JsonObject, Options, print_notice, print_result
 from seriatim.cli.options import AllFindings, DryRun, Json, StreamName, load_stream
 from seriatim.cli.output import (
     RunProgress,
@@ -47,7 +47,9 @@ from seriatim.stream_files import refuse_unwritable_output
 MACHINE_CHOICES = ("deployed", "unchanged")
 MessagesMax = Annotated[
     int | None,
-    typer.Option(min=1, help="Messages in one stage. Default: as many as in one slice."),
+    typer.Option(
+        metavar="COUNT", min=1, help="Messages in one stage. Default: as many as in one slice."
+    ),
 ]
 
 
@@ -419,7 +421,7 @@ class PlannedRepair(CommandResult):
     apply_command: str
     """What a person types to apply it."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The plan, with one object for each action."""
         plan = self.plan
         return {
@@ -567,7 +569,7 @@ def _action_facts(action: RepairAction) -> dict[str, str]:
     return facts
 
 
-def _well_values(well: WellSession) -> dict[str, Any]:
+def _well_values(well: WellSession) -> JsonObject:
     return {
         "session": well.session,
         "partition": str(well.partition),
@@ -577,8 +579,8 @@ def _well_values(well: WellSession) -> dict[str, Any]:
     }
 
 
-def _action_values(action: RepairAction) -> dict[str, Any]:
-    values: dict[str, Any] = {
+def _action_values(action: RepairAction) -> JsonObject:
+    values: JsonObject = {
         "partition": str(action.partition),
         "does": _describe_action(action),
     }
@@ -612,7 +614,7 @@ class AppliedRepair(CommandResult):
     result: RefoldResult
     findings: list[Finding]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The counts of the commit, and the ranges that were folded again."""
         result = self.result
         ranges = {
@@ -642,7 +644,7 @@ class AppliedRepair(CommandResult):
                 lines.append(f"{name} {partition}: folded again {offset_range}")
             lines.append(
                 f"{name}: done by entry {result.sequence}:"
-                f" {result.messages} messages → {result.records} records"
+                f" {count_of(result.messages, 'message')} → {count_of(result.records, 'record')}"
             )
             return "\n".join(lines)
         deleted_files = self.plan.deleted_files

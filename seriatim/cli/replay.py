@@ -29,7 +29,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim import __version__, clock, config, context, stream_files
-from seriatim.cli import CommandResult, Options, print_json, print_notice
+from seriatim.cli import CommandResult, JsonObject, Options, print_json, print_notice
 from seriatim.cli.lookback import (
     From,
     InPartition,
@@ -46,10 +46,11 @@ from seriatim.cli.lookback import (
 )
 from seriatim.cli.options import Json, StreamName
 from seriatim.cli.output import RunProgress, render_table
-from seriatim.engine.files import File
-from seriatim.engine.findings import shell_quote
+from seriatim.engine.files import Files
+from seriatim.engine.findings import count_of, shell_quote
 from seriatim.engine.machine import Runner, UserMachine
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import OffsetRange, Partition, Ranges
+from seriatim.engine.session import Row
 from seriatim.engine.task import TaskContext
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import refuse_incompatible_machine
@@ -422,15 +423,13 @@ def _load_runner(command: LookbackCommand, file: StreamFile, *, is_same_machine:
     runner = stream_files.load_runner(file)
     if is_same_machine:
         ledger = command.head.ledger
-        refuse_incompatible_machine(
-            ledger, ledger.machine, runner.state_version, runner.can_upgrade, runner.shape
-        )
+        refuse_incompatible_machine(ledger, runner, may_be_another=True)
     return runner
 
 
 def _task_context_factory(
     command: LookbackCommand, file: StreamFile, runner: Runner, folder: Path
-) -> Callable[[tuple[File, ...]], TaskContext]:
+) -> Callable[[Files], TaskContext]:
     """Make contexts for fold tasks: they read from the stream, and write to the folder."""
     stream = file.stream
     compression = stream.output.compression
@@ -438,7 +437,7 @@ def _task_context_factory(
         file, context.kafka_client(config.load_settings(), file.stream.kafka)
     )
 
-    def new_task_context(base: tuple[File, ...]) -> TaskContext:
+    def new_task_context(base: Files) -> TaskContext:
         store = LocalStore(folder)
         records = ParquetRecords(
             store, runner.columns, compression, (), other_tables=runner.other_columns
@@ -467,7 +466,7 @@ def _ranges_to_replay(
     topic: str | None,
     start: str | None,
     until: str | None,
-) -> dict[Partition, OffsetRange]:
+) -> Ranges:
     """The range of each chosen partition: from `--from` or its earliest start, to `--until` or its
     frontier.
     """
@@ -540,7 +539,7 @@ def _write_tables(
     *,
     machine: str | None,
     fresh: bool,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Write the tables, and then the manifest that says what the folder has; return the manifest."""
     record_files = []
     for output in outputs:
@@ -566,7 +565,7 @@ def _write_tables(
     return manifest
 
 
-def _output_values(output: ReplayOutput) -> dict[str, Any]:
+def _output_values(output: ReplayOutput) -> JsonObject:
     return {
         "topic": output.partition.topic,
         "topic_id": output.topic_id,
@@ -590,10 +589,10 @@ class ReplayedRanges(CommandResult):
     stream: str
     folder: Path
     outputs: list[ReplayOutput]
-    manifest: dict[str, Any]
+    manifest: JsonObject
     """What the manifest in the folder says."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The manifest."""
         return self.manifest
 
@@ -614,12 +613,13 @@ class ReplayedRanges(CommandResult):
 
     def _print_notices(self, output: ReplayOutput) -> None:
         if output.findings:
-            findings = ", ".join(f"{kind} {count}" for kind, count in output.findings.items())
-            print_notice(f"{output.partition}: {findings}")
+            counts = [f"{kind} {count}" for kind, count in output.findings.items()]
+            print_notice(f"{output.partition}: {', '.join(counts)}")
         if output.missing_messages:
+            messages = count_of(output.missing_messages, "message")
             print_notice(
-                f"{output.partition}: {output.missing_messages} messages that were folded when this"
-                " was committed are not in Kafka any more (compacted away, or deleted): these"
+                f"{output.partition}: {messages} that were folded when this was committed are not in Kafka"
+                " any more (compacted away, or deleted): these"
                 " records are of the rest"
             )
 
@@ -837,8 +837,8 @@ class Debugger(pdb.Pdb):
         self.has_quit = False
 
     def call_apply(
-        self, apply: Callable[[Any, Any], Sequence[tuple[Any, ...]]], state: Any, message: Any
-    ) -> Sequence[tuple[Any, ...]]:
+        self, apply: Callable[[Any, Any], Sequence[Row]], state: Any, message: Any
+    ) -> Sequence[Row]:
         """Call `apply` once under the debugger, and return its records."""
         if self.apply_code is None:
             print_notice("the machine's apply is no plain function: it cannot be stopped in")
@@ -852,7 +852,7 @@ class Debugger(pdb.Pdb):
         self.set_continue()
         sys.settrace(self.trace_dispatch)
         try:
-            records: Sequence[tuple[Any, ...]] = apply(state, message)
+            records: Sequence[Row] = apply(state, message)
         except bdb.BdbQuit:
             self.has_quit = True
             raise

@@ -15,7 +15,7 @@ from seriatim.cli.options import Json, StreamName
 from seriatim.errors import SeriatimError
 from seriatim.operations.report import REPORTS, build_report, report_key
 from seriatim.ports import LedgerStore
-from seriatim.storage.store import Store, open_store
+from seriatim.storage.store import Store
 from seriatim.stream_files import StreamFile
 from seriatim.web.views import render_report
 
@@ -39,7 +39,7 @@ def report(
     Example: seriatim report demo --open
     """
     file = stream_files.load_stream(stream, config.load_settings().streams)
-    store = open_store(file.stream.output.path)
+    store = context.output_store(file)
     key, last_entry = write_report(file, store, sequence)
     path = f"{store.url}/{key}"
     if json:
@@ -82,7 +82,7 @@ def write_run_report(
     if sequence <= since:
         return
     try:
-        store = open_store(file.stream.output.path)
+        store = context.output_store(file)
         key, last_entry = write_report(file, store, sequence, since, ledger)
         # Names have the entry with leading zeros, so they sort by age.
         oldest_first = [name for name, _ in store.keys(REPORTS) if name.endswith(".html")]

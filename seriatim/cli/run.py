@@ -16,6 +16,7 @@ import typer
 from seriatim import clock, config, context, stream_files
 from seriatim.cli import (
     CommandResult,
+    JsonObject,
     Options,
     as_seriatim_error,
     print_error,
@@ -37,7 +38,7 @@ from seriatim.cli.output import (
 from seriatim.cli.publish import publish_stream
 from seriatim.context import ConnectedStream
 from seriatim.engine.findings import Finding, count_of, new_findings_error
-from seriatim.engine.offsets import Partition
+from seriatim.engine.offsets import OffsetByPartition, Partition
 from seriatim.errors import (
     BrokenPromiseError,
     ConfigError,
@@ -61,7 +62,6 @@ from seriatim.operations.retention import (
 from seriatim.operations.run import FoldRun, RunOutcome
 from seriatim.operations.run_request import TRACED_SESSIONS_MAX
 from seriatim.storage import traces
-from seriatim.storage.store import open_store
 from seriatim.stream import Stream
 from seriatim.stream_files import StreamFile
 from seriatim.web.write_status import write_status_after_run
@@ -94,7 +94,9 @@ def run(
     messages_max: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Messages in one slice, but at least one message of each partition."
+            metavar="COUNT",
+            min=1,
+            help="Messages in one slice, but at least one message of each partition.",
         ),
     ] = None,
     until_offsets: UntilOffsets = "",
@@ -133,7 +135,8 @@ def run(
     if until is not None or traced_sessions:
         option = "--trace" if until is None else "--until-offsets"
         raise ConfigError(
-            f"{option}: {len(streams)} streams are named", next="run that stream by itself"
+            f"{option}: {count_of(len(streams), 'stream')} are named",
+            next="run that stream by itself",
         )
     _run_streams(streams, run_one)
 
@@ -144,7 +147,7 @@ class _StreamRunner:
     def __init__(
         self,
         messages_max: int | None,
-        until: Mapping[Partition, int] | None,
+        until: OffsetByPartition | None,
         traced_sessions: tuple[str, ...],
         *,
         check: bool,
@@ -225,7 +228,7 @@ def _gravest_error(errors: Mapping[str, SeriatimError], stream_count: int) -> Se
     exit_code = next(code for code in EXIT_CODES_BY_GRAVITY if code in by_exit_code)
     ends = [f"{name} ended with exit code {error.exit_code}" for name, error in errors.items()]
     return EXIT_CODES_BY_GRAVITY[exit_code](
-        f"{len(errors)} of {stream_count} streams failed: {', '.join(ends)}",
+        f"{len(errors)} of {count_of(stream_count, 'stream')} failed: {', '.join(ends)}",
         next="read their errors above",
     )
 
@@ -249,7 +252,7 @@ def _run_steps(steps: Sequence[Callable[[], object]]) -> None:
 
 
 def _fold_stream(
-    open_stream: ConnectedStream, messages_max: int, until: Mapping[Partition, int] | None
+    open_stream: ConnectedStream, messages_max: int, until: OffsetByPartition | None
 ) -> None:
     """Fold a stream and print the outcome.
 
@@ -286,7 +289,7 @@ def _run_until_stopped(
     fold_run: FoldRun,
     progress: RunProgress,
     messages_max: int,
-    until: Mapping[Partition, int] | None,
+    until: OffsetByPartition | None,
 ) -> RunOutcome:
     """Run a fold. If an error or a signal ends it, findings of committed slices are printed."""
     spark = open_stream.spark
@@ -337,7 +340,8 @@ def _parse_traced_sessions(session_names: list[str] | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(session_names or ()))
     if len(names) > TRACED_SESSIONS_MAX:
         raise ConfigError(
-            f"--trace: {len(names)} sessions", next=f"trace at most {TRACED_SESSIONS_MAX} at a time"
+            f"--trace: {count_of(len(names), 'session')}",
+            next=f"trace at most {TRACED_SESSIONS_MAX} at a time",
         )
     return names
 
@@ -357,7 +361,7 @@ def _prune_traces(file: StreamFile) -> None:
     name = file.stream.name
     folder = f"{file.stream.output.path}/traces"
     try:
-        traces.prune(open_store(file.stream.output.path))
+        traces.prune(context.output_store(file))
     except (OSError, SeriatimError) as error:  # that undoes no commit, so it is a notice only
         print_notice(f"{name}: old traces could not be deleted: {error}; look at {folder}")
     print_notice(f"{name}: traces are in {folder}")
@@ -436,7 +440,7 @@ class PlannedRun(CommandResult):
     slice_plan: SlicePlan
     short_topics: Sequence[ShortRetention]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The plan, with one object for each range."""
         slice_plan = self.slice_plan
         return {
@@ -450,7 +454,7 @@ class PlannedRun(CommandResult):
             "messages": slice_plan.backlog,
         }
 
-    def _rows(self) -> list[dict[str, Any]]:
+    def _rows(self) -> list[JsonObject]:
         return [
             {
                 "topic": partition.topic,
@@ -468,9 +472,11 @@ class PlannedRun(CommandResult):
         name = self.stream.name
         slice_plan = self.slice_plan
         slice_count = math.ceil(slice_plan.backlog / self.stream.slice.messages_max)
+        messages = count_of(slice_plan.backlog, "message")
+        slices = count_of(slice_count, "slice")
         lines = [
             render_table(self._rows(), ["topic", "partition", "from", "until", "messages", "new"]),
-            f"{name}: {slice_plan.backlog} messages in about {count_of(slice_count, 'slice')}",
+            f"{name}: {messages} in about {slices}",
         ]
         for partition in slice_plan.waiting_partitions:
             lines.append(
@@ -500,7 +506,7 @@ class FoldedStream(CommandResult):
     stream: str
     outcome: RunOutcome
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The counts of the run."""
         outcome = self.outcome
         return {
@@ -521,10 +527,13 @@ class FoldedStream(CommandResult):
         outcome = self.outcome
         if not outcome.slices:
             return f"{self.stream}: nothing new"
-        headless = f", {outcome.headless} headless" if outcome.headless else ""
+        messages = count_of(outcome.messages, "message")
+        if outcome.headless:
+            messages += f", {outcome.headless} headless"
+        records = count_of(outcome.records, "record")
+        slices = count_of(outcome.slices, "slice")
         return (
-            f"{self.stream}: {outcome.messages} messages{headless} → {outcome.records} records"
-            f" in {count_of(outcome.slices, 'slice')}, ledger at entry {outcome.sequence}"
+            f"{self.stream}: {messages} → {records} in {slices}, ledger at entry {outcome.sequence}"
         )
 
     def error(self) -> SeriatimError | None:
@@ -556,7 +565,8 @@ def _print_outcome_notices(stream: str, outcome: RunOutcome) -> None:
         )
     if outcome.quarantined:
         print_notice(
-            f"{stream}: {outcome.quarantined} in quarantine; `seriatim status {stream}` lists them",
+            f"{stream}: {count_of(outcome.quarantined, 'session')} in quarantine;"
+            f" `seriatim status {stream}` lists them",
             quarantined=outcome.quarantined,
         )
     if outcome.foreign_sequence >= 0:

@@ -48,22 +48,14 @@ def doctor(
     is_missing = False
     # Each check is printed as soon as it is made, since some of them take seconds.
     host_checks = run_checks(settings, _print_activity)
-    stream_checks = _announced(check_retention(settings), "asking Kafka how long it keeps messages")
-    bucket_checks = _announced(check_buckets(settings), "trying the buckets of the streams")
-    for check in chain(host_checks, bucket_checks, stream_checks):
+    for check in chain(host_checks, check_buckets(settings), check_retention(settings)):
         _print_activity("")
         print_result(CheckedHost(check))
         if check.is_required and not check.is_good:
             is_missing = True
+    _print_activity("")
     if is_missing:
         raise typer.Exit(2)
-
-
-def _announced(checks: Iterator[DoctorCheck], activity: str) -> Iterator[DoctorCheck]:
-    """The checks, after a line that says what they do."""
-    _print_activity(activity)
-    yield from checks
-    _print_activity("")
 
 
 def _print_activity(activity: str) -> None:
@@ -85,6 +77,7 @@ def check_buckets(settings: Settings) -> Iterator[DoctorCheck]:
     for file in files:
         if not stream_files.is_in_bucket(file.stream):
             continue
+        _print_activity(f"trying the bucket of {file.stream.name}")
         try:
             context.output_store(file).refuse_if_unsafe()
         except SeriatimError as error:
@@ -101,6 +94,7 @@ def check_retention(settings: Settings) -> Iterator[DoctorCheck]:
     has_warned = False
     checked_streams = 0
     for name in stream_files.list_streams(settings.streams):
+        _print_activity(f"asking Kafka how long it keeps the messages of {name}")
         try:
             file = stream_files.load_stream(name, settings.streams)
         except SeriatimError as error:

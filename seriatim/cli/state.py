@@ -12,7 +12,7 @@ import msgspec
 import typer
 
 from seriatim import context, stream_files
-from seriatim.cli import CommandResult, print_notice
+from seriatim.cli import CommandResult, JsonObject, print_notice
 from seriatim.cli.lookback import (
     InPartition,
     LookbackCommand,
@@ -112,7 +112,7 @@ def _saved_state(stream: str, session: str, topic: str | None, version: int | No
 
 def _read_saved_states(
     file: StreamFile, session: str, topic: str | None, version: int | None
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """The session's state in each partition that has one, as of an entry."""
     name = file.stream.name
     ledger_store = context.ledger(file)
@@ -147,7 +147,7 @@ def _fold_to_offset(command: LookbackCommand, replay: SessionReplay, end: int) -
         )
 
 
-def _state_values_at(command: LookbackCommand, replay: SessionReplay, end: int) -> dict[str, Any]:
+def _state_values_at(command: LookbackCommand, replay: SessionReplay, end: int) -> JsonObject:
     """The session's state after all messages before `end`, as plain values."""
     _fold_to_offset(command, replay, end)
     session = replay.tracing_fold.session
@@ -194,7 +194,7 @@ class StateDifference(CommandResult, kw_only=True):
     partition: int
     from_offset: int
     to_offset: int
-    changes: list[dict[str, Any]]
+    changes: list[JsonObject]
 
     def render(self) -> str:
         """A line for each change."""
@@ -214,9 +214,9 @@ class StateDifference(CommandResult, kw_only=True):
 class SessionState(CommandResult):
     """What the machine holds for a session."""
 
-    values: dict[str, Any]
+    values: JsonObject
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The state, and as of when it is."""
         return self.values
 

@@ -5,13 +5,13 @@ Next: operations/status.py gathers the values; cli/state.py shows sessions.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
 
 from seriatim import clock, config, context, stream_files
-from seriatim.cli import output, print_error, print_json
+from seriatim.cli import JsonObject, output, print_error, print_json
 from seriatim.cli.options import Json, StreamName, stream_names
 from seriatim.engine.findings import count_of, format_duration, printable_session
 from seriatim.errors import ConfigError, IntegrityError
@@ -67,7 +67,7 @@ HIDDEN_PARTITION_KEYS = ("unread", "limit_seconds")
 def status(
     stream: Annotated[
         str | None,
-        typer.Argument(metavar="[STREAM]", help="A name in streams/, or a path. Default: all."),
+        typer.Argument(metavar="STREAM", help="A name in streams/, or a path. Default: all."),
     ] = None,
     list_all: Annotated[
         bool,
@@ -79,7 +79,7 @@ def status(
 ) -> None:
     """Show partitions, lag, time left, halts and quarantine.
 
-    Without STREAM all streams are listed_sessions. Sessions in quarantine are put into groups by finding and
+    Without STREAM all streams are listed. Sessions in quarantine are put into groups by finding and
     cause, each with what to type. A stream with a wrong file, or with a ledger that is
     refused, is reported and does not hide the others.
 
@@ -152,7 +152,7 @@ def version(
         typer.echo(delta_version)
 
 
-def _print_status(stream_status: StreamStatus, tables: dict[str, Any], *, list_all: bool) -> None:
+def _print_status(stream_status: StreamStatus, tables: JsonObject, *, list_all: bool) -> None:
     """Print a status for people. `tables` has the entries that the other tables are as of."""
     typer.secho(
         f"{stream_status.stream}: {stream_status.verdict}, tier {stream_status.tier},"
@@ -210,7 +210,7 @@ def _print_indented(advice: str) -> None:
         margin = " " * len(margin)
 
 
-def _print_table_entries(tables: dict[str, Any]) -> None:
+def _print_table_entries(tables: JsonObject) -> None:
     """Print the entry that each table is as of; a table without one is left out."""
     entries = {"current": tables["published"]}
     for output_name, entry in tables["outputs"].items():
@@ -227,12 +227,12 @@ def _print_loss_bound(distance: LossBound) -> None:
         return
     agreed = f", agreed {distance.agreed_minutes} minutes" if distance.agreed_minutes else ""
     typer.echo(
-        f"Loss bound: {distance.messages} messages"
+        f"Loss bound: {count_of(distance.messages, 'message')}"
         f" or {distance.seconds / 60:.1f} minutes to a snapshot{agreed}"
     )
 
 
-def _partition_row(stream_status: StreamStatus, partition: PartitionStatus) -> dict[str, Any]:
+def _partition_row(stream_status: StreamStatus, partition: PartitionStatus) -> JsonObject:
     """A partition with the columns that are rendered for people."""
     row = msgspec.to_builtins(partition)
     seconds = partition.time_left_seconds

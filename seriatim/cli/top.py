@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seriatim import clock, config, context
-from seriatim.cli import print_json
+from seriatim.cli import JsonObject, print_json
 from seriatim.cli.options import Json, stream_names
 from seriatim.config import Settings
 from seriatim.engine.findings import shorten
@@ -95,7 +95,7 @@ WAIT_SECONDS = 0.05
 
 def top(
     stream: Annotated[
-        str | None, typer.Argument(metavar="[STREAM]", help="A name in streams/. Default: all.")
+        str | None, typer.Argument(metavar="STREAM", help="A name in streams/. Default: all.")
     ] = None,
     every: Annotated[
         float, typer.Option(min=0.5, metavar="SECONDS", help="The time between two looks.")
@@ -145,7 +145,7 @@ def top(
         _print_live(look, every)
 
 
-def _json_values(stream_status: StreamStatus) -> dict[str, Any]:
+def _json_values(stream_status: StreamStatus) -> JsonObject:
     """A stream's status as plain values, for scripts."""
     nearest = stream_status.nearest
     return {

@@ -15,7 +15,7 @@ import typer
 from msgspec import Struct
 
 from seriatim import config, context, stream_files
-from seriatim.cli import CommandResult
+from seriatim.cli import CommandResult, JsonObject
 from seriatim.cli.options import Json, require_regex
 from seriatim.cli.output import render_table
 from seriatim.engine.offsets import Partition
@@ -50,7 +50,7 @@ class TopicList(CommandResult):
         """A table."""
         rows = []
         for topic in self.topics:
-            row: dict[str, Any] = msgspec.to_builtins(topic)
+            row: JsonObject = msgspec.to_builtins(topic)
             row["streams"] = ", ".join(topic.streams)
             rows.append(row)
         if not rows:
@@ -100,16 +100,19 @@ def summarize_topics(
     summaries = []
     for topic, logs in logs_by_topic.items():
         readers = [name for name, pattern in patterns.items() if re.fullmatch(pattern, topic)]
-        summaries.append(
-            TopicSummary(
-                topic=topic,
-                partitions=len(logs),
-                messages=sum(log.log_end - log.log_start for log in logs),
-                first=_render_time(min, (log.oldest_ms for log in logs)),
-                last=_render_time(max, (log.newest_ms for log in logs)),
-                streams=readers,
-            )
+        # Kafka knows no count of messages. Offsets that are missing count as messages here.
+        messages = sum(log.log_end - log.log_start for log in logs)
+        oldest = _render_time(min, (log.oldest_ms for log in logs))
+        newest = _render_time(max, (log.newest_ms for log in logs))
+        summary = TopicSummary(
+            topic=topic,
+            partitions=len(logs),
+            messages=messages,
+            first=oldest,
+            last=newest,
+            streams=readers,
         )
+        summaries.append(summary)
     return summaries
 
 

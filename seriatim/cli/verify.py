@@ -8,16 +8,18 @@ Next: operations/prove/verify.py checks the output; operations/prove/verify_at.p
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from seriatim import config, context, stream_files
-from seriatim.cli import CommandResult, print_notice
+from seriatim.cli import CommandResult, JsonObject, print_notice
 from seriatim.cli.options import Json, StreamName, load_stream
 from seriatim.cli.output import RunProgress, render_table
 from seriatim.context import ConnectedStream
+from seriatim.engine.findings import count_of
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.kafka.past_messages import read_capture
 from seriatim.memory import MemoryDigests
@@ -29,6 +31,7 @@ from seriatim.operations.prove.partition_rules import (
 )
 from seriatim.operations.prove.verify import KafkaComparison, Verification, VerifyResult
 from seriatim.operations.prove.verify_at import ValidationResult
+from seriatim.spark_settings import has_cluster
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.store import open_store
 from seriatim.stream import Stream
@@ -109,23 +112,28 @@ def _verify_output(
                 MemoryDigests,
                 messages_progress,
             )
-        verification = Verification(
-            name,
-            FileAudit(open_store(file.stream.output.path)),
-            row_reader=row_reader_or_none(file),
-            from_first_entry=everything,
-            progress=bytes_progress,
-        )
         try:
-            result = verification.run(comparison)
+            with context.choose_workers(file, open_stream.settings, print_notice) as choose:
+                audit = FileAudit(context.output_store(file), choose(_record_count(open_stream)))
+                verification = Verification(
+                    name,
+                    audit,
+                    row_reader=row_reader_or_none(file),
+                    from_first_entry=everything,
+                    progress=bytes_progress,
+                )
+                result = verification.run(comparison)
         finally:
             if kafka:
                 open_stream.past_reader.close()
     for warning in result.warnings:
         facts = warning.facts(name)
-        details = ". ".join(str(facts[key]) for key in ("file", "next") if key in facts)
+        details: list[str] = []
+        for key in ("file", "next"):
+            if key in facts:
+                details.append(str(facts[key]))
         print_notice(
-            f"{name}: warning: {warning.description}: {details}",
+            f"{name}: warning: {warning.description}: {'. '.join(details)}",
             warning=warning.description,
             **facts,
         )
@@ -134,13 +142,28 @@ def _verify_output(
     return VerifiedOutput(name, result)
 
 
+def _record_count(open_stream: ConnectedStream) -> int:
+    """How many records the stream has, if that decides where they are read; a ledger that cannot be
+    read is reported by verify itself.
+    """
+    if not has_cluster(open_stream.settings):
+        return 0
+    try:
+        head = open_stream.ledger.head(open_stream.stream.name)
+    except SeriatimError:
+        return 0
+    return sum(account.records for account in head.ledger.partitions.values()) if head else 0
+
+
 def row_reader_or_none(file: StreamFile) -> StateRowReader | None:
     """Reads the rows in the saved state of the stream.
 
     None if the machine does not say it, or if the machine cannot be loaded here.
     """
     try:
-        return state_row_reader(stream_files.load_runner(file))
+        return state_row_reader(
+            stream_files.load_runner(file), partial(stream_files.load_runner, file)
+        )
     except ConfigError as error:
         # Files can be checked without the machine, which may be on another computer.
         print_notice(f"{file.stream.name}: {error.message}")
@@ -153,7 +176,7 @@ class VerifiedOutput(CommandResult):
     stream: str
     result: VerifyResult
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The verdict, the counts, and the difference."""
         result = self.result
         warnings = [
@@ -190,17 +213,17 @@ class VerifiedOutput(CommandResult):
         result = self.result
         if result.difference is not None:
             return ""
-        entries = f"{result.entries} entries"
+        entries = count_of(result.entries, "entry")
         if result.since >= 0:
             entries += f" since entry {result.since}"
         counts = [
             entries,
-            f"{result.files} files",
-            f"{result.records} records",
-            f"{result.sessions} sessions",
+            count_of(result.files, "file"),
+            count_of(result.records, "record"),
+            count_of(result.sessions, "session"),
         ]
         if result.compared_messages:
-            counts.append(f"{result.compared_messages} messages as Kafka has them")
+            counts.append(f"{count_of(result.compared_messages, 'message')} as Kafka has them")
         text = f"{self.stream}: good up to entry {result.sequence}: {', '.join(counts)}"
         if result.has_folded_records:
             text += "; the records fold to the state"
@@ -219,7 +242,7 @@ def _judge_messages(
     stream = open_stream.stream
     runner = stream_files.load_runner(open_stream.file)
     reads_kafka = MessageView.KAFKA in message_views
-    views: dict[str, Any] = {}
+    views: JsonObject = {}
     certificates: list[Any] = []
     try:
         with RunProgress(stream.name) as progress:
@@ -256,7 +279,7 @@ class JudgedMessages(CommandResult):
     stream: str
     validation: ValidationResult
 
-    def _fault_rows(self) -> list[dict[str, Any]]:
+    def _fault_rows(self) -> list[JsonObject]:
         return [
             {
                 "at": view,
@@ -273,7 +296,7 @@ class JudgedMessages(CommandResult):
             for fault in faults
         ]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """The messages counted by view, the faults, and the differences."""
         differences = [
             {
@@ -295,10 +318,10 @@ class JudgedMessages(CommandResult):
         """The counts, a table of the faults, and where the views differ."""
         validation = self.validation
         fault_rows = self._fault_rows()
-        lines = [
-            f"{self.stream}: {message_count} messages at {view}"
-            for view, message_count in validation.messages.items()
-        ]
+        lines: list[str] = []
+        for view, message_count in validation.messages.items():
+            messages = count_of(message_count, "message")
+            lines.append(f"{self.stream}: {messages} at {view}")
         if fault_rows:
             lines += ["First place where each is wrong:", render_table(fault_rows)]
         for difference in validation.first_differences:
@@ -327,7 +350,7 @@ class JudgedMessages(CommandResult):
                 return self._fault_error(row)
         return None
 
-    def _fault_error(self, row: dict[str, Any]) -> IntegrityError:
+    def _fault_error(self, row: JsonObject) -> IntegrityError:
         views = list(self.validation.messages)
         advice = "give a second --at to see whether it came in before or after that place"
         if len(views) > 1:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from time import sleep
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ from seriatim.alerts.alert import (
 )
 from seriatim.alerts.incidents import Observation, OutboxChangedError, StoredState
 from seriatim.alerts.mail import MailContext
-from seriatim.cli import Options, as_seriatim_error, print_json, print_notice
+from seriatim.cli import JsonObject, Options, as_seriatim_error, print_json, print_notice
 from seriatim.cli.options import Json, stream_names
 from seriatim.config import Settings
 from seriatim.engine.findings import count_of, format_duration
@@ -37,7 +37,6 @@ from seriatim.kafka.log import KafkaLog
 from seriatim.operations.missing_messages import MissingMessageSearch
 from seriatim.operations.report import REPORTS, report_sequence
 from seriatim.operations.status import StreamStatus
-from seriatim.storage.store import open_store
 from seriatim.stream import AlertSettings
 from seriatim.stream_files import StreamFile
 from seriatim.web import address
@@ -56,7 +55,7 @@ HURRIED_SECONDS for it.
 def watch(
     stream: Annotated[
         str | None,
-        typer.Argument(metavar="[STREAM]", help="A name in streams/, or a path. Default: all."),
+        typer.Argument(metavar="STREAM", help="A name in streams/, or a path. Default: all."),
     ] = None,
     every: Annotated[
         float, typer.Option(min=1, metavar="SECONDS", help="The time between two looks.")
@@ -272,11 +271,13 @@ class WatchRound:
         stream_name = name
         recipients = None
         report_url = ""
+        stops_at_open_circuit = False
         if file is not None:
             alert_settings = file.stream.alerts
             stream_name = file.stream.name
             recipients = alert_settings.to
             report_url = _last_report_url(file, self.settings)
+            stops_at_open_circuit = file.stream.on_check_failure == "stop"
         mail_context = MailContext(
             stream=stream_name,
             to=recipients,
@@ -284,6 +285,8 @@ class WatchRound:
             report_url=report_url,
             timezone=alert_settings.timezone,
             runbook_url=self._runbook_url(),
+            where_to_type=self.settings.where_to_type,
+            stops_at_open_circuit=stops_at_open_circuit,
             status=stream_status,
         )
         send_result = send_alerts(
@@ -323,7 +326,7 @@ def _last_report_url(file: StreamFile, settings: Settings) -> str:
 
     Empty if there is no report yet.
     """
-    store = open_store(file.stream.output.path)
+    store = context.output_store(file)
     reports = []
     for key, _ in store.keys(REPORTS):
         sequence = report_sequence(key)
@@ -342,19 +345,22 @@ def _print_stream_status(stream_status: StreamStatus, *, json: bool) -> None:
     if json:
         print_json(_json_values(stream_status))
         return
-    typer.secho(
-        f"{_render_time(stream_status.at_seconds or 0.0)} {stream_status.stream}: {stream_status.verdict}"
-        f" · {count_of(len(stream_status.partitions), 'partition')} · lag {stream_status.unread}"
-        f" · {_describe_time_left(stream_status)}",
-        fg=typer.colors.YELLOW if stream_status.concerns else typer.colors.GREEN,
-    )
+    time = _render_time(stream_status.at_seconds or 0.0)
+    facts = [
+        f"{time} {stream_status.stream}: {stream_status.verdict}",
+        count_of(len(stream_status.partitions), "partition"),
+        f"lag {stream_status.unread}",
+        _describe_time_left(stream_status),
+    ]
+    color = typer.colors.YELLOW if stream_status.concerns else typer.colors.GREEN
+    typer.secho(" · ".join(facts), fg=color)
     for concern in stream_status.concerns:
         location = f" {concern.location}" if concern.location else ""
         typer.secho(f"  {concern.kind}{location}: {concern.text}", fg=typer.colors.RED)
         _print_next_lines(concern.next)
 
 
-def _json_values(stream_status: StreamStatus) -> dict[str, Any]:
+def _json_values(stream_status: StreamStatus) -> JsonObject:
     """A look at a stream as plain values. The keys are fixed, because people script against them."""
     nearest = stream_status.nearest
     return {
@@ -389,9 +395,8 @@ def _print_stream_error(name: str, error: SeriatimError, *, json: bool) -> None:
             {"stream": name, "error": error.title, "message": error.message, "next": error.next}
         )
         return
-    typer.secho(
-        f"{_render_time(time.time())} {name}: {error.title}: {error.message}", fg=typer.colors.RED
-    )
+    now = _render_time(time.time())
+    typer.secho(f"{now} {name}: {error.title}: {error.message}", fg=typer.colors.RED)
     _print_next_lines(error.next)
 
 

@@ -2,10 +2,10 @@
 
 A demo writes down its process and a mark of its own before it starts anything. Everything that Airflow
 starts inherits the mark in its environment, so it is found also after the demo itself was killed. The
-broker has a data folder that only the demo uses. Nothing is ever found by its name, and nothing is
-ended that the demo did not start.
+broker and the S3 server have data folders that only the demo uses. Nothing is ever found by its name,
+and nothing is ended that the demo did not start.
 
-Next: demo/stage.py starts the processes; embedded/broker.py finds and ends the broker.
+Next: demo/stage.py starts the processes; embedded/broker.py and embedded/s3.py find and end them.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +23,7 @@ import msgspec
 import psutil
 from msgspec import Struct
 
-from seriatim.embedded import broker, server_process
+from seriatim.embedded import broker, s3, server_process
 from seriatim.errors import ConfigError, PlatformError
 
 LOCK_FILE = "lock"
@@ -34,6 +35,8 @@ GRACE_SECONDS = 20.0
 STOP_SECONDS = 120.0
 """How long `make demo-stop` waits for a demo that ends by itself."""
 COMMAND_SHOWN_MAX = 80
+MAKE_PROGRAMS = ("make", "gmake")
+MAKE_LOOKED_AT_EVERY_SECONDS = 0.5
 START_TOLERANCE_SECONDS = 1.0
 """The start time of a process is known to about a hundredth of a second."""
 
@@ -94,25 +97,29 @@ def read_record(folder: Path) -> DemoRecord | None:
 
 
 @contextmanager
-def demo_lock(folder: Path) -> Iterator[None]:
-    """Hold a lock while the demo runs. The operating system releases it, however the demo ends."""
+def demo_lock(
+    folder: Path, next: str = "make demo-stop ends it; then make demo again"
+) -> Iterator[None]:
+    """Hold a lock while the demo runs. The operating system releases it, however the demo ends. `next`
+    is said to whoever starts a second one.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK_FILE).open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise _already_running_error(folder) from None
+            raise _already_running_error(folder, next) from None
         yield
 
 
-def _already_running_error(folder: Path) -> ConfigError:
+def _already_running_error(folder: Path, next: str) -> ConfigError:
     record = read_record(folder)
     process = record.process() if record else None
     runner = f", {describe_process(process)}" if process else ""
     return ConfigError(
         f"a demo runs here already{runner}",
         folder=str(folder),
-        next="make demo-stop ends it; then make demo again",
+        next=next,
     )
 
 
@@ -194,7 +201,12 @@ def end_leftovers(folder: Path, print_line: PrintLine) -> bool:
     if running_broker is not None:
         print_line(f"ending the demo's broker, pid {running_broker.pid}")
         broker.stop_broker(folder, print_line)
-    return bool(leftovers) or running_broker is not None
+    running_s3_server = s3.s3_server_status(folder)
+    if running_s3_server is not None:
+        print_line(f"ending the demo's S3 server, pid {running_s3_server.pid}")
+        s3.stop_s3_server(folder, print_line)
+    has_servers = running_broker is not None or running_s3_server is not None
+    return bool(leftovers) or has_servers
 
 
 def describe_process(process: psutil.Process) -> str:
@@ -245,6 +257,40 @@ def _is_running(process: psutil.Process) -> bool:
 
 
 def die_with_parent_process() -> None:
-    """Ask for SIGTERM when the parent (`make`, or a shell) ends, even by SIGKILL."""
-    if os.getppid() > 1:
-        server_process.signal_when_parent_ends(signal.SIGTERM)
+    """Ask for SIGTERM when the parent (`make`, or a shell) ends, even by SIGKILL, and when it is
+    `make` and was told to end.
+    """
+    parent_id = os.getppid()
+    if parent_id <= 1:
+        return
+    server_process.signal_when_parent_ends(signal.SIGTERM)
+    with suppress(psutil.Error):
+        is_make = psutil.Process(parent_id).name() in MAKE_PROGRAMS
+        if is_make and _catches_signal(parent_id, signal.SIGHUP):
+            arguments = (parent_id,)
+            threading.Thread(target=_end_when_make_is_told_to, args=arguments, daemon=True).start()
+
+
+def _end_when_make_is_told_to(make_id: int) -> None:
+    """Send SIGTERM to this process as soon as `make` has got a SIGHUP.
+
+    GNU make does not pass SIGHUP on. It only waits for its children, because a terminal that is closed
+    sends the signal to them as well. Somebody who sends it to `make` alone would wait for ever.
+    """
+    # Before it waits, make gives the signal its default handling back. That can be seen from outside.
+    while _catches_signal(make_id, signal.SIGHUP):
+        time.sleep(MAKE_LOOKED_AT_EVERY_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _catches_signal(pid: int, number: int) -> bool:
+    """Whether a process catches a signal, as Linux shows it. True where that is not known."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return True
+    for line in status.splitlines():
+        label, _, mask = line.partition(":")
+        if label == "SigCgt":
+            return bool(int(mask, 16) >> (number - 1) & 1)
+    return True

@@ -41,7 +41,7 @@ def send_messages(
     """
     create_topics(client_settings, topics)
     sender = MessageSender(client_settings)
-    goal = f" of {total:,}" if total else ""
+    of_total = f" of {total:,} messages" if total else " messages"
     start_seconds = time.monotonic()
     notice_seconds = start_seconds
     try:
@@ -55,7 +55,7 @@ def send_messages(
             if now_seconds - notice_seconds > PROGRESS_EVERY_SECONDS:
                 notice_seconds = now_seconds
                 actual_rate = sender.sent_count / elapsed_seconds
-                print_notice(f"{sender.sent_count:,}{goal} messages, {actual_rate:,.0f}/s")
+                print_notice(f"{sender.sent_count:,}{of_total}, {actual_rate:,.0f}/s")
     except KeyboardInterrupt:
         print_notice("stopped")
     return sender.finish()

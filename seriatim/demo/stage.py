@@ -5,6 +5,7 @@ It is a world of its own: a broker, topics, a stream, an outbox and an Airflow t
 all of it on 127.0.0.1 and below `SERIATIM_HOME/demo`. It ends with Ctrl-C, with its terminal, or by
 `make demo-stop`; a second start goes on where the first one ended. If it was killed, the next start
 ends what was left. `make demo-break` asks the producer to drop a message and to swap two.
+With `make demo STORE=s3` output and outbox are in a bucket of an S3 server that belongs to the demo.
 
 Next: demo/processes.py finds and ends what was started; demo/generator.py makes the messages;
 demo/catcher.py shows the mails.
@@ -22,7 +23,7 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,7 @@ from seriatim.demo.processes import (
     stop_running_demo,
     write_record,
 )
-from seriatim.embedded import broker, server_process
+from seriatim.embedded import broker, s3, server_process
 from seriatim.errors import PlatformError, SeriatimError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,6 +76,13 @@ KEPT_SETTINGS = ("SERIATIM_HOME", "SERIATIM_IVY_SETTINGS")
 """These settings of the user count in the demo as well. All others concern the user's own brokers,
 mail servers and Airflow, which the demo must not touch.
 """
+STRONGER_BUCKET_VARIABLES = (
+    "AWS_SESSION_TOKEN",
+    "AWS_ENDPOINT",
+    "AWS_ENDPOINT_URL_S3",
+    "SERIATIM_STORE_CONFIG",
+)
+"""Variables of a user's own bucket that would change or win over those of the demo's S3 server."""
 HEALTHY_PARTS = ("metadatabase", "scheduler", "dag_processor", "triggerer")
 """The parts of Airflow that must be well before the demo calls itself ready."""
 ANSWER_SECONDS = 60.0
@@ -96,6 +104,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "--port", type=int, help="three ports in a row, instead of 8080, 8025, 8026"
     )
+    parser.add_argument(
+        "--store", choices=("disk", "s3"), default="disk", help="where output and outbox are"
+    )
     options = parser.parse_args(arguments)
     settings = config.load_settings()
     folder = settings.home / "demo"
@@ -104,7 +115,7 @@ def main(arguments: list[str]) -> int:
     if options.action == "stop":
         return stop_demo(folder)
     ports = DemoPorts.beginning_at(options.port) if options.port else DemoPorts()
-    return run_demo(folder, settings, ports)
+    return run_demo(folder, settings, ports, is_in_bucket=options.store == "s3")
 
 
 def request_break(folder: Path) -> int:
@@ -141,7 +152,7 @@ def _raise_interrupt(_number: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _catch_signals() -> None:
+def catch_signals() -> None:
     """Let Ctrl-C, `kill`, and the end of the terminal or of `make` end the demo in good order."""
     # A shell may have started us with SIGINT ignored, so it is set explicitly.
     signals = [signal.SIGINT, signal.SIGTERM]
@@ -153,21 +164,21 @@ def _catch_signals() -> None:
         signal.signal(number, _raise_interrupt)
 
 
-def _ignore_signals() -> None:
+def ignore_signals() -> None:
     """From here on the demo ends: a second Ctrl-C must not leave half of it running."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
-def run_demo(folder: Path, settings: Settings, ports: DemoPorts) -> int:
+def run_demo(folder: Path, settings: Settings, ports: DemoPorts, *, is_in_bucket: bool) -> int:
     """Run the demo until Ctrl-C.
 
     1. End what an earlier demo left, and check the ports.
-    2. Start the broker, the mail catcher, the producer and Airflow.
+    2. Start the servers, the mail catcher, the producer and Airflow.
     3. When Airflow answers, say where to look, and wait.
     4. Stop everything.
     """
-    _catch_signals()
+    catch_signals()
     with demo_lock(folder):
         record = DemoRecord.of_this_process(uuid.uuid4().hex, ports)
         mails = None
@@ -178,7 +189,7 @@ def run_demo(folder: Path, settings: Settings, ports: DemoPorts) -> int:
             refuse_taken_ports(ports)
             write_record(folder, record)
             # 2.
-            environ = start_broker(folder, settings, record)
+            environ = start_servers(folder, settings, record, is_in_bucket=is_in_bucket)
             mails = MailCatcher(ports.mail, ports.page, folder / "mails")
             mails.start()
             start_producer(folder, environ, demo_state)
@@ -186,37 +197,51 @@ def run_demo(folder: Path, settings: Settings, ports: DemoPorts) -> int:
             airflow = start_airflow(folder, environ)
             # 3.
             wait_until_ready(airflow, folder, ports)
-            print_addresses(folder, ports)
+            print_addresses(folder, ports, output_root(folder, is_in_bucket=is_in_bucket))
             return wait_for_airflow(airflow, folder)
         except KeyboardInterrupt:
             print_line("ending everything …")
             return 0
         finally:
             # 4.
-            _ignore_signals()
+            ignore_signals()
             demo_state.is_running = False
             end_marked_processes(record.mark)
             if mails is not None:
                 mails.stop()
             broker.stop_broker(folder, print_line)
+            s3.stop_s3_server(folder, print_line)
 
 
-def start_broker(folder: Path, settings: Settings, record: DemoRecord) -> dict[str, str]:
-    """Start the demo's own broker, and write its stream file and the file with its settings. Returns
-    the environment of everything that works on the demo.
+def start_servers(
+    folder: Path, settings: Settings, record: DemoRecord, *, is_in_bucket: bool
+) -> dict[str, str]:
+    """Start the demo's own broker, and its S3 server if the output is in a bucket. Write its stream
+    file and the file with its settings. Returns the environment of everything that works on the demo.
     """
+    bucket_variables: dict[str, str] = {}
+    if is_in_bucket:
+        print_line("the S3 server …")
+        s3.start_s3_server(settings, folder, None, print_line)
+        bucket_variables = s3.s3_environment(folder)
     print_line("the broker …")
-    write_stream_file(folder)
+    write_stream_file(folder, output_root(folder, is_in_bucket=is_in_bucket))
     program = broker.find_kafka_program(settings, print_line)
     broker_info = broker.start_broker(folder, program=program, print_notice=print_line)
-    environ = airflow_environment(folder, settings, broker_info.bootstrap_servers, record)
+    servers = broker_info.bootstrap_servers
+    environ = airflow_environment(folder, settings, servers, record, bucket_variables)
     write_settings_file(folder, environ)
     return environ
 
 
-def write_stream_file(folder: Path) -> None:
+def output_root(folder: Path, *, is_in_bucket: bool) -> str:
+    """What the addresses of the demo's output and outbox begin with."""
+    return f"s3://{s3.BUCKET}" if is_in_bucket else str(folder)
+
+
+def write_stream_file(folder: Path, root: str) -> None:
     """Write the demo's own stream file: the one of the repository, with other topics, a schedule of
-    one minute, and an address for alerts.
+    one minute, an address for alerts, and its output below `root`.
     """
     streams = folder / "streams"
     streams.mkdir(parents=True, exist_ok=True)
@@ -228,7 +253,7 @@ def write_stream_file(folder: Path) -> None:
     content = (
         "# The stream of `make demo`, which writes this file again at each start.\n"
         f'topics   = "{TOPICS_PATTERN}"\n{settings}\n{STREAM_EXTRA_SETTINGS}\n'
-        f"{table_header}{tables.replace('lake/demo', f'lake/{STREAM}')}"
+        f"{table_header}{tables.replace('lake/demo', f'{root}/lake/{STREAM}')}"
     )
     (streams / f"{STREAM}.toml").write_text(content)
     # A demo of an earlier version had its stream here, on another broker. A person's own file stays.
@@ -239,21 +264,29 @@ def write_stream_file(folder: Path) -> None:
 
 
 def airflow_environment(
-    folder: Path, settings: Settings, servers: str, record: DemoRecord
+    folder: Path,
+    settings: Settings,
+    servers: str,
+    record: DemoRecord,
+    bucket_variables: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
     """The environment of Airflow and its tasks. Everybody is an admin there, because it listens on
-    127.0.0.1 only.
+    127.0.0.1 only. With `bucket_variables`, those of its S3 server, the outbox is in its bucket.
     """
     ports = record.ports
     environment = config.child_environment()
     inherited = {}
     for name, value in environment.items():
         is_setting = name.startswith(("AIRFLOW", config.ENVIRONMENT_PREFIX))
+        # Your own buckets are not the demo's.
+        is_setting = is_setting or (bool(bucket_variables) and name.startswith("AWS_"))
         if name in KEPT_SETTINGS or not is_setting:
             inherited[name] = value
+    root = output_root(folder, is_in_bucket=bool(bucket_variables))
     program_folder = Path(sys.executable).parent
     return {
         **inherited,
+        **(bucket_variables or {}),
         "PATH": f"{program_folder}{os.pathsep}{environment.get('PATH', '')}",
         "AIRFLOW_HOME": str(folder / "airflow"),
         "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
@@ -279,11 +312,12 @@ def airflow_environment(
         "SPT_NOENV": "1",
         "SERIATIM_HOME": str(settings.home),
         "SERIATIM_STREAMS": str(folder / "streams"),
-        "SERIATIM_OUTBOX": str(folder / "outbox"),
+        "SERIATIM_OUTBOX": f"{root}/outbox",
         "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": servers,
         "SERIATIM_SMTP": f"127.0.0.1:{ports.mail}",
         "SERIATIM_SPARK_DRIVER_MEMORY": "1g",
         "SERIATIM_AIRFLOW_URL": f"http://127.0.0.1:{ports.airflow}",
+        "SERIATIM_WHERE_TO_TYPE": f"in any shell, after: source {folder / SETTINGS_FILE}",
     }
 
 
@@ -291,9 +325,12 @@ def write_settings_file(folder: Path, environ: dict[str, str]) -> None:
     """Write a file to be sourced by a shell. In that shell `seriatim` works on this demo, so that the
     commands in mails can be typed as they are.
     """
-    prefix = config.ENVIRONMENT_PREFIX
-    exported = {name: value for name, value in environ.items() if name.startswith(prefix)}
-    all_settings = {f"{prefix}{field.upper()}" for field in Settings.__struct_fields__}
+    prefixes = [config.ENVIRONMENT_PREFIX]
+    all_settings = {f"{prefixes[0]}{field.upper()}" for field in Settings.__struct_fields__}
+    if "://" in environ["SERIATIM_OUTBOX"]:
+        prefixes.append("AWS_")
+        all_settings.update(STRONGER_BUCKET_VARIABLES)
+    exported = {name: value for name, value in environ.items() if name.startswith(tuple(prefixes))}
     unset_names = " ".join(sorted(all_settings - set(exported)))
     lines = [f"unset {unset_names}"]
     for name, value in {**exported, "PATH": environ["PATH"]}.items():
@@ -457,8 +494,8 @@ def break_messages_on_request(
             dropped_key = ""
 
 
-def print_addresses(folder: Path, ports: DemoPorts) -> None:
-    """Say where to look."""
+def print_addresses(folder: Path, ports: DemoPorts, root: str) -> None:
+    """Say where to look. The output is below `root`."""
     airflow_url = f"http://127.0.0.1:{ports.airflow}"
     print_line(
         f"""
@@ -466,7 +503,7 @@ def print_addresses(folder: Path, ports: DemoPorts) -> None:
   page      {airflow_url}/plugin/seriatim   how every stream is; the same in a terminal: seriatim top
   mails     http://127.0.0.1:{ports.page}
   streams   {folder / "streams"}   the stream files that this Airflow reads: add yours there
-  output    {folder / "lake" / STREAM}   Delta tables: records, current, gaps, quarantine
+  output    {root}/lake/{STREAM}   Delta tables: records, current, gaps, quarantine
   log       {folder / AIRFLOW_LOG}
   commands  source {folder / SETTINGS_FILE}   then `seriatim status {STREAM}`, and what mails say to type
 

@@ -16,7 +16,7 @@ import re
 import shutil
 import subprocess
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -26,6 +26,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 
 from seriatim import config
 from seriatim.embedded import jars, java, server_process
+from seriatim.embedded.jars import PrintNotice
 from seriatim.embedded.server_process import (
     HOST,
     EmbeddedServer,
@@ -58,8 +59,6 @@ DEFAULTS = {
     "transaction.state.log.num.partitions": "5",
     "transaction.state.log.replication.factor": "1",
 }
-
-PrintNotice = Callable[[str], None]
 
 
 class BrokerInfo(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from urllib import request as http
 
@@ -18,6 +18,7 @@ import msgspec
 
 from seriatim import config
 from seriatim.embedded import jars, java, server_process
+from seriatim.embedded.jars import PrintNotice
 from seriatim.embedded.postgres import DATABASE, USER, PostgresInfo
 from seriatim.embedded.server_process import HOST, EmbeddedServer
 from seriatim.errors import PlatformError
@@ -27,8 +28,6 @@ MAIN_CLASS = "org.apache.kafka.connect.cli.ConnectStandalone"
 PROCESS_MARKER = "-Dseriatim.connect="
 CONNECTOR = "source"
 ANSWER_SECONDS = 5
-
-PrintNotice = Callable[[str], None]
 
 
 class ConnectInfo(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ import smtplib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -233,7 +233,7 @@ def _check_outputs(settings: Settings) -> str:
         path = Path(output_path)
         existing = next(folder for folder in (path, *path.parents) if folder.exists())
         _require_writable(existing, fix)
-    return f"{local_count} of {len(names)} streams write to this host"
+    return f"streams that write to this host: {local_count} of {len(names)}"
 
 
 def _require_writable(folder: Path, fix: str) -> None:
@@ -291,7 +291,7 @@ ACTIVITIES = {
 """What the checks do that take time."""
 
 
-def refuse_broken_environment(environ: Mapping[str, str]) -> None:
+def refuse_broken_environment(environ: config.Environment) -> None:
     """Refuse an environment that installs without complaint, and would fail later with errors that
     are hard to understand. Called before Spark is started.
     """

@@ -14,10 +14,11 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
+from seriatim.config import Environment
 from seriatim.errors import ConfigError
 
 OLDEST_VERSION = 17
@@ -26,7 +27,7 @@ INCUBATOR_WARNING = b"WARNING: Using incubator modules: jdk.incubator.vector\n"
 STDERR_DESCRIPTOR = 2
 
 
-def find_java(environ: Mapping[str, str]) -> Path:
+def find_java(environ: Environment) -> Path:
     """The java binary: that of JAVA_HOME if it is set, else the one on PATH. One that is too old is
     refused.
     """
@@ -50,7 +51,7 @@ def major_version(java: Path) -> int:
     return int(match[1])
 
 
-def _locate_java(environ: Mapping[str, str]) -> Path:
+def _locate_java(environ: Environment) -> Path:
     home = environ.get("JAVA_HOME", "")
     if home:
         java = Path(home) / "bin" / "java"

@@ -18,13 +18,14 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import psutil
 
+from seriatim import config
 from seriatim.embedded import server_process
+from seriatim.embedded.jars import PrintNotice
 from seriatim.embedded.server_process import HOST, EmbeddedServer
 from seriatim.errors import ConfigError, PlatformError
 
@@ -44,8 +45,6 @@ SETTINGS = {
     # It serves tests only: after a power cut its data may be damaged, and nobody needs them then.
     "fsync": "off",
 }
-
-PrintNotice = Callable[[str], None]
 
 
 class PostgresInfo(msgspec.Struct, frozen=True):
@@ -127,6 +126,21 @@ def remove_postgres(home: Path, print_notice: PrintNotice) -> None:
     stop_postgres(home, print_notice)
     shutil.rmtree(_data(_folder(home)).resolve().parent, ignore_errors=True)
     shutil.rmtree(_folder(home), ignore_errors=True)
+
+
+def run_sql(server: PostgresInfo, text: str) -> list[str]:
+    """Run statements as one client, and return the lines that they give: columns separated by |."""
+    process = subprocess.run(
+        [str(require_programs() / "psql"), "-qAtX", "-v", "ON_ERROR_STOP=1"],
+        input=text,
+        env={**config.child_environment(), **server.client_environment()},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if process.returncode:
+        raise PlatformError("PostgreSQL refused a statement", cause=process.stderr[-500:])
+    return process.stdout.splitlines()
 
 
 def _folder(home: Path) -> Path:

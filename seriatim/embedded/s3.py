@@ -3,32 +3,36 @@ for trying, for the demo and for tests, not for production.
 
 It holds put-if-absent in races, which is all that Seriatim asks for. Its If-Match does not hold.
 
+In a container `python -m seriatim.embedded.s3 FOLDER` is the server itself: see `serve_in_container`.
+
 Next: embedded/server_process.py starts and finds the process; storage/object_store.py is its client.
 """
 
 from __future__ import annotations
 
+import os
 import secrets
-from collections.abc import Callable
+import sys
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 import psutil
 
 from seriatim import config
 from seriatim.embedded import jars, java, server_process
+from seriatim.embedded.jars import PrintNotice
 from seriatim.embedded.server_process import EmbeddedServer
-from seriatim.errors import ConfigError, PlatformError
+from seriatim.errors import ConfigError, PlatformError, SeriatimError
 
 HEAP_SIZE = "512m"
 MAIN_CLASS = "org.gaul.s3proxy.Main"
 PROCESS_MARKER = "-Dseriatim.s3="
 BUCKET = "seriatim"
 REGION = "us-east-1"
+CONTAINER_PORT = 9000
 SIGNED_BYTES_MAX = 1 << 30
 """The largest object that it takes in one put. Its own default is 128 MB."""
-
-PrintNotice = Callable[[str], None]
 
 
 class S3ServerInfo(msgspec.Struct, frozen=True):
@@ -145,14 +149,20 @@ def _write_settings(folder: Path, port: int | None) -> None:
     chosen_port = port or _port(folder)
     if chosen_port is None or not server_process.wait_until_free(chosen_port):
         chosen_port = server_process.free_port()
+    identity = previous.get("s3proxy.identity") or secrets.token_hex(10)
+    credential = previous.get("s3proxy.credential") or secrets.token_hex(20)
+    _write_server_settings(folder, f"{server_process.HOST}:{chosen_port}", identity, credential)
+
+
+def _write_server_settings(folder: Path, address: str, identity: str, credential: str) -> None:
     data = folder / "data"
     # A bucket is a folder of its data.
     (data / BUCKET).mkdir(parents=True, exist_ok=True)
     server_settings = {
-        "s3proxy.endpoint": f"http://{server_process.HOST}:{chosen_port}",
+        "s3proxy.endpoint": f"http://{address}",
         "s3proxy.authorization": "aws-v4",
-        "s3proxy.identity": previous.get("s3proxy.identity") or secrets.token_hex(10),
-        "s3proxy.credential": previous.get("s3proxy.credential") or secrets.token_hex(20),
+        "s3proxy.identity": identity,
+        "s3proxy.credential": credential,
         "s3proxy.v4-max-non-chunked-request-size": str(SIGNED_BYTES_MAX),
         "jclouds.provider": "filesystem-nio2",
         "jclouds.filesystem.basedir": str(data),
@@ -173,3 +183,32 @@ def _is_listening(process: psutil.Process, port: int | None) -> bool:
         if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
             return True
     return False
+
+
+def serve_in_container(settings: config.Settings, folder: Path) -> NoReturn:
+    """Become the server of docker-compose.yaml: it listens for the other containers, and takes the
+    credentials that they are given, too. Its bucket is below `folder`.
+    """
+    variables = config.store_environment()
+    identity = variables.get("AWS_ACCESS_KEY_ID")
+    credential = variables.get("AWS_SECRET_ACCESS_KEY")
+    if not identity or not credential:
+        raise ConfigError(
+            "the S3 server has no credentials",
+            next="put AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY into .env",
+        )
+    command = _command(folder, settings, _print_line)
+    _write_server_settings(folder, f"0.0.0.0:{CONTAINER_PORT}", identity, credential)
+    os.execv(command[0], command)  # noqa: S606  # a fixed program, and no shell is wanted
+
+
+def _print_line(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+
+
+if __name__ == "__main__":
+    try:
+        serve_in_container(config.load_settings(), Path(sys.argv[1]))
+    except SeriatimError as error:
+        _print_line(error.render())
+        sys.exit(error.exit_code)

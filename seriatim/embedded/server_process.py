@@ -24,7 +24,7 @@ import psutil
 from msgspec import Struct
 
 from seriatim import config
-from seriatim.embedded.jars import file_lock
+from seriatim.embedded.jars import PrintNotice, file_lock
 from seriatim.errors import PlatformError
 
 HOST = "127.0.0.1"
@@ -36,8 +36,6 @@ STOP_SECONDS = 60
 PORT_WAIT_SECONDS_MAX = 2.0
 PR_SET_PDEATHSIG = 1
 """The number of this option in Linux' prctl.h."""
-
-PrintNotice = Callable[[str], None]
 
 
 class EmbeddedServer(Struct, frozen=True):
@@ -86,15 +84,17 @@ class EmbeddedServer(Struct, frozen=True):
         print_notice: PrintNotice,
         *,
         has_fixed_port: bool,
+        environment: Mapping[str, str] | None = None,
     ) -> psutil.Process | None:
-        """Start it, and wait until it is ready; None if it ended while starting.
+        """Start it, and wait until it is ready; None if it ended while starting. `environment` has
+        further variables for it.
 
         If no port is given, another process may take the free port that we chose before the server
         does; then another one is tried.
         """
         for _ in range(PORT_TRIES):
             write_settings()
-            process = spawn(command, self.log)
+            process = spawn(command, self.log, environment)
             try:
                 if self.wait_until_ready(process, is_ready, print_notice):
                     return process
@@ -147,9 +147,12 @@ class EmbeddedServer(Struct, frozen=True):
             process.wait()
 
 
-def spawn(command: list[str], log: Path) -> psutil.Process:
+def spawn(
+    command: list[str], log: Path, environment: Mapping[str, str] | None = None
+) -> psutil.Process:
     """Start a server in a session of its own, so that Ctrl-C in this terminal does not reach it. Its
-    output goes to `log`; the log of the start before is kept beside it.
+    output goes to `log`; the log of the start before is kept beside it. `environment` has further
+    variables for it.
     """
     if log.exists():
         log.replace(log.with_name(f"{log.name}.1"))
@@ -159,9 +162,8 @@ def spawn(command: list[str], log: Path) -> psutil.Process:
         (os.POSIX_SPAWN_OPEN, 1, str(log), append, 0o644),
         (os.POSIX_SPAWN_OPEN, 2, str(log), append, 0o644),
     ]
-    pid = os.posix_spawn(
-        command[0], command, config.child_environment(), file_actions=file_actions, setsid=True
-    )
+    variables = {**config.child_environment(), **(environment or {})}
+    pid = os.posix_spawn(command[0], command, variables, file_actions=file_actions, setsid=True)
     return psutil.Process(pid)
 
 

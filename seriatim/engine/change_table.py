@@ -12,6 +12,11 @@ it. By default nothing is taken as proof: c, u and r put their row into the tabl
 - `has_whole_history`: the topic has every change since the connector's snapshot. So a change of a row
   that is not here, and a create of one that is, contradict the rows.
 
+A connector that was restarted sends changes again. A change of a row that is not after the row's last
+one in the source's log is such a repeat: it has no effect, or it is refused (`refuses_repeats`).
+Positions are compared per row only: across rows they may go back, because a connector sends
+transactions in the order of their commits.
+
 Next: engine/table.py, which this machine extends; engine/fold.py.
 """
 
@@ -24,14 +29,16 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, defstruct
 from msgspec.structs import astuple
 
-from seriatim.engine.messages import Poison
-from seriatim.engine.session import FoldOutput, Row, Session
+from seriatim.engine.messages import KeysOrValues, Poison, SequenceNumbers
+from seriatim.engine.session import FoldOutput, Row, SessionsByName
 from seriatim.engine.table import (
     Columns,
     HeadlessError,
     MessageFields,
     PreconditionError,
+    RepeatError,
     TableMachine,
+    TableState,
     row_fields,
     saved_rows_type,
 )
@@ -42,14 +49,27 @@ TRUNCATE_NEEDS_PARTITION = (
 )
 
 
-class ChangedRows(dict[Any, Row]):
-    """The rows of a session by key, and the row that the last message deleted.
+DELETED_POSITIONS_MAX = 1000
+"""Of how many deleted rows a session remembers the position. Beyond it a change of such a row that is
+sent again brings the row back, until its delete is sent again.
+"""
+
+NO_SOURCE = (b"null", msgspec.msgpack.encode(None))
+"""The `source` of a message that has none, and of one in which it is null."""
+
+Position = tuple[int, int]
+"""Where a change is in the source's log, and the time of its commit in microseconds."""
+
+
+class ChangedRows(TableState):
+    """The rows of a session by key, their positions in the source's log, and the row that was deleted
+    last.
 
     A connector sends the change of a key as a delete of the old row and a create of the new one. The
     create may lack values that did not change: they are those of the deleted row.
     """
 
-    __slots__ = ("deleted_row", "deleted_source", "is_proven")
+    __slots__ = ("deleted_positions", "deleted_row", "deleted_source", "is_proven", "positions")
 
     def __init__(
         self,
@@ -61,6 +81,10 @@ class ChangedRows(dict[Any, Row]):
         self.deleted_row = deleted_row
         self.deleted_source = deleted_source
         """The `source` of the message that deleted it. The create of the same change has the same."""
+        self.positions: dict[Any, Position] = {}
+        """The last change of each row, if the connector says where it is."""
+        self.deleted_positions: dict[Any, Position] = {}
+        """The deletes of rows that are gone, the newest last."""
         self.is_proven = True
         """Whether the rows can contradict the next message. Those of a session that was set aside
         cannot.
@@ -69,8 +93,37 @@ class ChangedRows(dict[Any, Row]):
     def copy(self) -> ChangedRows:
         """A copy that later messages do not change."""
         copied = ChangedRows(self, self.deleted_row, self.deleted_source)
+        copied.positions = dict(self.positions)
+        copied.deleted_positions = dict(self.deleted_positions)
         copied.is_proven = self.is_proven
         return copied
+
+    def last_position(self, key: Any) -> Position | None:
+        """Where the last change of a row is, also of one that is gone; None if it is not known."""
+        return self.positions.get(key) or self.deleted_positions.get(key)
+
+    def put(self, key: Any, row: Row, change: Any) -> None:
+        """Set a row. A read by a snapshot has no place of its own in the log."""
+        self[key] = row
+        if change.op == "r":
+            return
+        self.deleted_positions.pop(key, None)
+        if change.position is None:
+            self.positions.pop(key, None)
+        else:
+            self.positions[key] = change.position
+
+    def remove(self, key: Any, position: Position | None) -> None:
+        """Remove a row, if it is there, by a change at this position."""
+        self.pop(key, None)
+        self.positions.pop(key, None)
+        self.deleted_positions.pop(key, None)
+        if position is None:
+            return
+        self.deleted_positions[key] = position
+        if len(self.deleted_positions) > DELETED_POSITIONS_MAX:
+            oldest = next(iter(self.deleted_positions))
+            del self.deleted_positions[oldest]
 
 
 class RowChange(Struct, kw_only=True, gc=False):
@@ -83,20 +136,29 @@ class RowChange(Struct, kw_only=True, gc=False):
     """Columns of `after` whose values the connector did not get, because they did not change."""
     source: Raw = Raw(b"null")
     """Where in the source's log the change is, as the decoder gives it."""
+    position: Position | None = None
+    """The same, if two changes of one row can be compared by it."""
 
 
 class ChangeTable(TableMachine):
     """Rows by key, changed by the messages of a connector."""
+
+    # Version 1 had no positions.
+    state_version = 2
+    can_upgrade = True
 
     def __init__(
         self,
         *,
         has_full_before_images: bool = False,
         has_whole_history: bool = False,
+        refuses_repeats: bool = False,
         **settings: Any,
     ) -> None:
         self.has_full_before_images = has_full_before_images
         self.has_whole_history = has_whole_history
+        self.refuses_repeats = refuses_repeats
+        """Whether a change that comes again is a finding. Otherwise it is dropped and counted."""
         super().__init__(**settings)
         # A session by key has one row, so a message with the whole row begins it anew. In a session
         # of many rows no single message does.
@@ -128,11 +190,20 @@ class ChangeTable(TableMachine):
         self.snapshot_type = None
         self._decode_values = self.decoder.for_type(change_struct)
         rows_type = saved_rows_type(columns)
-        saved_fields = [("rows", rows_type), ("deleted_rows", rows_type), ("deleted_source", bytes)]
-        self._saved_with_deleted: Any = defstruct("RowsWithDeleted", saved_fields)
-        self._rows_decoder: Any = msgspec.msgpack.Decoder(rows_type | self._saved_with_deleted)
+        keys_type = saved_rows_type({name: columns[name] for name in key})
+        saved_fields: list[tuple[str, Any] | tuple[str, Any, Any]] = [
+            ("rows", rows_type),
+            ("deleted_rows", rows_type, []),
+            ("deleted_source", bytes, b""),
+            ("positions", list[Position | None], []),
+            ("deleted_keys", keys_type, []),
+            ("deleted_positions", list[Position], []),
+        ]
+        # Most of it is empty for a session that is one row.
+        self._saved_changes: Any = defstruct("SavedChanges", saved_fields, omit_defaults=True)
+        self._rows_decoder: Any = msgspec.msgpack.Decoder(rows_type | self._saved_changes)
 
-    def decode(self, values: Sequence[bytes | None]) -> list[Any]:
+    def decode(self, values: KeysOrValues) -> list[Any]:
         """Changes, with a `Poison` where a value does not fit the table."""
         changes = self._decode_values(values)
         return [self._poison_if_unfit(change) for change in changes]
@@ -199,26 +270,22 @@ class ChangeTable(TableMachine):
         """
         if self.has_session_per_partition:
             return False
-        if not message.unavailable:
-            return True
-        # Where the history is whole, a row that begins with an unknown value must be a finding, and
-        # not headless: the table would silently lack a row. `apply` refuses it.
-        return self.has_whole_history and message.op == "c"
+        # A create that lacks a value must be a finding, and not headless: the table would silently
+        # lack a row that the source has. `apply` refuses it.
+        return not message.unavailable or message.op == "c"
 
     def start(self, session: str) -> ChangedRows:  # noqa: ARG002  # every table begins empty
         """The state of a new session: no rows."""
         return ChangedRows()
 
-    def begin_anew(self, rows: dict[Any, Row]) -> None:
+    def begin_anew(self, rows: TableState) -> None:
         """Take the next message as it is: the session was set aside, so its rows prove nothing."""
         rows.is_proven = False  # type: ignore[attr-defined]  # `start` and `load` give `ChangedRows`
 
     def apply(self, rows: Any, message: Any) -> Sequence[Row]:
         """Change the rows and return one record per changed row."""
         if message.op == "t":
-            records = self.end(rows)
-            rows.clear()
-            rows.deleted_row = None
+            records = self._truncate(rows, message)
         elif message.op == "d":
             records = self._delete_changed(rows, message)
         else:
@@ -228,14 +295,56 @@ class ChangeTable(TableMachine):
 
     def fold_usual(
         self,
-        sessions: Mapping[str, Session],  # noqa: ARG002  # every message goes through `apply`
+        sessions: SessionsByName,  # noqa: ARG002  # every message goes through `apply`
         names: Sequence[str | None],  # noqa: ARG002
-        sequences: Sequence[int | None],  # noqa: ARG002
+        sequences: SequenceNumbers,  # noqa: ARG002
         messages: Sequence[Any],
         output: FoldOutput,  # noqa: ARG002
     ) -> Iterable[int]:
         """The positions of messages that the fold must take through `apply`: all of them."""
         return range(len(messages))
+
+    def _refuse_repeat(self, rows: ChangedRows, change: Any, *keys: Any) -> None:
+        """Refuse a change that is not after the last change of one of these rows. It comes again, or
+        it comes too late.
+
+        Both the position and the time of the commit must say so. If only the position goes back, the
+        source began a new log, as a restored one does.
+        """
+        position = change.position
+        if position is None or change.op == "r" or not rows.is_proven:
+            return
+        for key in keys:
+            # The change of a Kafka key is a delete and a create at one position. Both may have the
+            # same key of the table.
+            if change.op == "c" and rows.deleted_positions.get(key) == position:
+                continue
+            last = rows.last_position(key)
+            if last is not None and _is_not_after(position, last):
+                self._drop_or_refuse_repeat(position, last)
+
+    def _drop_or_refuse_repeat(self, position: Position, last: Position) -> None:
+        """Raise what takes a repeat out."""
+        cause = f"position {position[0]} in the source's log, after {last[0]} of the same row"
+        if self.refuses_repeats:
+            raise PreconditionError(cause)
+        raise RepeatError(cause)
+
+    def _truncate(self, rows: ChangedRows, change: Any) -> Sequence[Row]:
+        """Remove all rows. One that changed after the truncate stays: the truncate comes again."""
+        position = change.position
+        removed_keys = []
+        for key in rows:
+            last = rows.last_position(key)
+            is_older = position is None or last is None or not _is_not_after(position, last)
+            if is_older or not rows.is_proven:
+                removed_keys.append(key)
+            elif self.refuses_repeats:
+                self._drop_or_refuse_repeat(position, last)  # type: ignore[arg-type]  # not older
+        records = [self._delete_record(rows[key]) for key in removed_keys]
+        for key in removed_keys:
+            rows.remove(key, position)
+        return records
 
     def _write_row(self, rows: ChangedRows, change: Any) -> Sequence[Row]:
         """Put the row of a create, an update or a read into the table. Returns its record, and before
@@ -247,6 +356,7 @@ class ChangeTable(TableMachine):
         if self._may_change_key(change):
             named_row = astuple(change.before)
         old_key = self._row_key(named_row)
+        self._refuse_repeat(rows, change, key, old_key)
         old = rows.get(old_key)
         new = self._whole_row(rows, change, values, old)
         overwritten = rows.get(key)
@@ -255,11 +365,11 @@ class ChangeTable(TableMachine):
             if old_key != key and overwritten is not None:
                 self._refuse_or_count("change of a key to one that is there already", values)
         records = []
+        if old_key != key:
+            rows.remove(old_key, change.position)
         if old_key != key and old is not None:
-            del rows[old_key]
             records.append(self._delete_record(old))
-        rows[key] = new
-        rows.deleted_row = None
+        rows.put(key, new, change)
         op = "insert" if overwritten is None else "update"
         if change.op == "r":
             op = "snapshot"
@@ -269,13 +379,13 @@ class ChangeTable(TableMachine):
     def _delete_changed(self, rows: ChangedRows, change: Any) -> Sequence[Row]:
         values = astuple(change.before)
         key = self._row_key(values)
+        self._refuse_repeat(rows, change, key)
         old = rows.get(key)
         if rows.is_proven:
             self._refuse_contradiction(change, values, old)
-        rows.deleted_row = None
+        rows.remove(key, change.position)
         if old is None:
             return ()
-        del rows[key]
         if self.has_session_per_partition:
             rows.deleted_row = old
             rows.deleted_source = bytes(change.source)
@@ -288,28 +398,38 @@ class ChangeTable(TableMachine):
         if UNSET not in values:
             return values
         unchanged = old
-        is_new_key = rows.deleted_row is not None and rows.deleted_source == bytes(change.source)
-        if change.op == "c" and is_new_key:
-            unchanged = rows.deleted_row
+        if change.op == "c":
+            source = bytes(change.source)
+            is_new_key = source not in NO_SOURCE and source == rows.deleted_source
+            if is_new_key:
+                unchanged = rows.deleted_row
+            elif change.position is not None:
+                # It is no repeat, so a row that is still here is another one.
+                unchanged = None
         new: list[Any] = []
         for i, value in enumerate(values):
             is_unavailable = value is UNSET and self.field_names[i] in change.unavailable
             if is_unavailable and unchanged is None:
-                self._refuse_unknown_value(values, self.field_names[i])
+                self._refuse_unknown_value(change, values, self.field_names[i])
             if is_unavailable:
                 new.append(unchanged[i])  # type: ignore[index]  # None was refused
             else:
                 new.append(None if value is UNSET else value)
         return tuple(new)
 
-    def _refuse_unknown_value(self, values: Row, column: str) -> None:
-        """Refuse a change whose row needs a value that nobody knows."""
-        if self.has_whole_history and not self.lenient:
-            raise PreconditionError(
-                f"the value of {column} did not change, but it is not known:"
-                f" {self._describe_key(values)}"
-            )
-        raise HeadlessError(column)
+    def _refuse_unknown_value(self, change: Any, values: Row, column: str) -> None:
+        """Refuse a change whose row needs a value that nobody knows.
+
+        A create lacks a value only if its row had another key. If that is another session, the row is
+        there for certain, and nothing that was lost or not read is the reason.
+        """
+        cause = f"the value of {column} did not change, but it is not known: {self._describe_key(values)}"
+        is_changed_key = change.op == "c" and not self.has_session_per_partition
+        if is_changed_key:
+            cause += "; the row under its old key is another session"
+        if (self.has_whole_history or is_changed_key) and not self.lenient:
+            raise PreconditionError(cause)
+        raise HeadlessError(cause)
 
     def _refuse_contradiction(self, change: Any, values: Row, old: Row | None) -> None:
         """Refuse a change that contradicts the row that is here, as far as it is proof."""
@@ -332,29 +452,55 @@ class ChangeTable(TableMachine):
             if field:
                 self._refuse_or_count(f"before-image differs from the row in {field}", values)
 
-    def dump(self, rows: dict[Any, Row]) -> bytes:
-        """Rows as bytes, as those of the table machine. Only while a deleted row is remembered, it is
-        saved with them.
+    def dump(self, rows: TableState) -> bytes:
+        """Rows as bytes, as those of the table machine. What is known beside the rows is saved with
+        them, if there is any.
         """
-        deleted_row = getattr(rows, "deleted_row", None)
-        if deleted_row is None:
+        if not isinstance(rows, ChangedRows):  # rows that were read from records
             return super().dump(rows)
-        saved = self._saved_with_deleted(
-            list(rows.values()),
-            [deleted_row],
-            rows.deleted_source,  # type: ignore[attr-defined]  # see above
+        if rows.deleted_row is None and not rows.positions and not rows.deleted_positions:
+            return super().dump(rows)
+        deleted_rows: list[Row] = []
+        if rows.deleted_row is not None:
+            deleted_rows.append(rows.deleted_row)
+        positions: list[Position | None] = []
+        if rows.positions:
+            # One for each row, in the order of the rows; None: it is not known.
+            positions = [rows.positions.get(key) for key in rows]
+        deleted_keys = [self._key_as_tuple(key) for key in rows.deleted_positions]
+        saved = self._saved_changes(
+            rows=list(rows.values()),
+            deleted_rows=deleted_rows,
+            deleted_source=rows.deleted_source,
+            positions=positions,
+            deleted_keys=deleted_keys,
+            deleted_positions=list(rows.deleted_positions.values()),
         )
         return msgspec.msgpack.encode(saved)
 
-    def load(self, state_bytes: bytes, version: int) -> ChangedRows:  # noqa: ARG002  # there was only one
+    def load(self, state_bytes: bytes, version: int) -> ChangedRows:  # noqa: ARG002  # it reads both
         """Rows from bytes."""
         saved = self._rows_decoder.decode(state_bytes)
-        deleted_row = None
-        deleted_source = b""
-        rows = saved
-        if isinstance(saved, self._saved_with_deleted):
-            rows = saved.rows
-            (deleted_row,) = saved.deleted_rows
-            deleted_source = saved.deleted_source
-        rows_by_key = {self._row_key(row): row for row in rows}
-        return ChangedRows(rows_by_key, deleted_row, deleted_source)
+        if not isinstance(saved, self._saved_changes):
+            return ChangedRows({self._row_key(row): row for row in saved})
+        rows = ChangedRows({self._row_key(row): row for row in saved.rows})
+        for key, position in zip(rows, saved.positions, strict=False):
+            if position is not None:
+                rows.positions[key] = position
+        for key, position in zip(saved.deleted_keys, saved.deleted_positions, strict=True):
+            rows.deleted_positions[self._key_from_tuple(key)] = position
+        if saved.deleted_rows:
+            (rows.deleted_row,) = saved.deleted_rows
+            rows.deleted_source = saved.deleted_source
+        return rows
+
+    def _key_as_tuple(self, key: Any) -> Row:
+        return key if self._single_key_position is None else (key,)
+
+    def _key_from_tuple(self, key: Row) -> Any:
+        return key if self._single_key_position is None else key[0]
+
+
+def _is_not_after(position: Position, last: Position) -> bool:
+    """Whether a change is at or before another one, by its place and by the time of its commit."""
+    return position[0] <= last[0] and position[1] <= last[1]

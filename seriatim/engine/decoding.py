@@ -19,10 +19,10 @@ from typing import Any, Protocol, final
 
 import msgspec
 
-from seriatim.engine.messages import Poison
+from seriatim.engine.messages import KeysOrValues, Poison
 from seriatim.errors import SeriatimError
 
-DecodeValues = Callable[[Sequence[bytes | None]], list[Any]]
+DecodeValues = Callable[[KeysOrValues], list[Any]]
 """Decodes many values: for each one, in order, a message or a `Poison`. None is a null value."""
 CAUSE_LENGTH_MAX = 500
 """Characters of an error text that a cause keeps. Causes are stored in the ledger."""
@@ -57,7 +57,7 @@ class JsonDecoder:
         """The function that decodes JSON to messages of this type."""
         decode = msgspec.json.Decoder(message_type).decode
 
-        def decode_values(values: Sequence[bytes | None]) -> list[Any]:
+        def decode_values(values: KeysOrValues) -> list[Any]:
             # Each value is decoded by itself. A decoder of lines would misread a value with two
             # messages, or a message that is spread over two values, and it would not be faster.
             #
@@ -116,7 +116,7 @@ class PlainDecoder:
         """
         raise NotImplementedError
 
-    def to_plain_values(self, values: Sequence[bytes | None]) -> Sequence[Any]:
+    def to_plain_values(self, values: KeysOrValues) -> Sequence[Any]:
         """One result of `to_plain` per value, in order.
 
         Override it where many values at once are faster, or where a null value means something. If
@@ -157,7 +157,7 @@ class _PlainToMessages:
         self.encode = msgspec.msgpack.Encoder().encode
         self.decode = msgspec.msgpack.Decoder(message_type).decode
 
-    def decode_values(self, values: Sequence[bytes | None]) -> list[Any]:
+    def decode_values(self, values: KeysOrValues) -> list[Any]:
         """One message or `Poison` per value, in order."""
         values = tuple(values)  # whatever the user's code does, these stay as they are
         # First all values at once; one by one only if something is wrong with one of them.

@@ -69,14 +69,22 @@ class Failure(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def of(cls, error: SeriatimError) -> Failure:
         """The value of an error."""
-        error_class = _crossing_class(error)
+        fields: dict[str, FieldValue] = {}
+        for name, value in error.fields.items():
+            fields[name] = _plain(value)
+        path = ""
+        if isinstance(error, DamagedFileError):
+            path = error.path
+        findings: tuple[Finding, ...] = ()
+        if isinstance(error, FindingsError):
+            findings = error.findings
         return cls(
-            error=error_class.__name__,
+            error=_crossing_class(error).__name__,
             message=_text(error.message),
             next=_text(error.next),
-            fields={name: _plain(value) for name, value in error.fields.items()},
-            path=error.path if isinstance(error, DamagedFileError) else "",
-            findings=error.findings if isinstance(error, FindingsError) else (),
+            fields=fields,
+            path=path,
+            findings=findings,
         )
 
     def to_error(self) -> SeriatimError:

@@ -9,14 +9,20 @@ them, and so do the fakes in memory/.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
 from msgspec import Struct, field
 
 from seriatim.engine.holes import ExplainedRange
 from seriatim.engine.messages import MessageBatch
-from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges
+from seriatim.engine.offsets import (
+    BoundsByPartition,
+    OffsetByPartition,
+    OffsetRange,
+    Partition,
+    Ranges,
+)
 from seriatim.engine.records import MAIN_TABLE
 from seriatim.engine.session import (
     Counts,
@@ -24,6 +30,7 @@ from seriatim.engine.session import (
     QuarantinedMessage,
     Session,
     SessionEndRecords,
+    SessionsByName,
 )
 from seriatim.errors import ensure
 
@@ -54,9 +61,41 @@ class File(
     """SHA-256 of the whole file, for auditors; empty for files of formats before 4."""
 
 
+Files = tuple[File, ...]
+FilesByTable = dict[str, Files]
+"""Record files by the table they belong to, oldest first."""
+FilesByPartition = dict[str, list[File]]
+"""Record files by the name of their partition, in order of their offsets."""
+
+
 def file_paths(files: Iterable[File]) -> tuple[str, ...]:
     """The paths of files, in their order."""
     return tuple(file.path for file in files)
+
+
+def partition_name_of_path(path: str) -> str:
+    """The partition in the path of a file, which is FOLDER/TOPIC/NUMBER/NAME."""
+    return path.partition("/")[2].rpartition("/")[0]
+
+
+def group_by_partition(
+    files: Iterable[File], partition_names: Collection[str]
+) -> tuple[FilesByPartition, list[File]]:
+    """Record files by the partition in their path; and files that another program made of ours
+    (OPTIMIZE), which chooses folders of its own.
+    """
+    own_files: FilesByPartition = {}
+    foreign_files: list[File] = []
+    for file in files:
+        partition_name = partition_name_of_path(file.path)
+        if partition_name in partition_names:
+            own_files.setdefault(partition_name, []).append(file)
+        else:
+            foreign_files.append(file)
+    # Whoever follows the records of a partition reads its files by offset.
+    for partition_files in own_files.values():
+        partition_files.sort(key=lambda file: file.first_offset)
+    return own_files, foreign_files
 
 
 class Certificate(Struct, frozen=True, kw_only=True, rename={"message_time_ms": "time"}):
@@ -92,9 +131,7 @@ class SourceFailedError(Exception):  # not a SeriatimError: discovery decides wh
     """Reading failed: lost data, a lost broker or executor. Discovery finds out which."""
 
 
-def ranges_to_log_ends(
-    starts: Mapping[Partition, int], bounds: Mapping[Partition, Bounds]
-) -> Ranges:
+def ranges_to_log_ends(starts: OffsetByPartition, bounds: BoundsByPartition) -> Ranges:
     """The ranges from these starts to the present log ends. Raises `SourceFailedError` if a start is
     not in its log.
     """
@@ -123,7 +160,7 @@ class FileWriter(Protocol):
         ...
 
 
-def finish_files(writer: FileWriter) -> tuple[File, ...]:
+def finish_files(writer: FileWriter) -> Files:
     """Finish what is being written; all files of the writer, in order."""
     last_file = writer.close()
     if last_file is None:
@@ -168,7 +205,7 @@ class TaskRecords(Protocol):
 class StateStore(Protocol):
     """Stores the state of sessions. Files are checked against their digest before use."""
 
-    def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]: ...
+    def load(self, files: Iterable[File], names: Iterable[str]) -> SessionsByName: ...
     def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
         """Which of these sessions are in the files. Only the names are read, so it is cheap."""
 
@@ -176,9 +213,9 @@ class StateStore(Protocol):
         self,
         partition: Partition,
         stem: str,
-        sessions: Mapping[str, Session],
+        sessions: SessionsByName,
         files_to_merge: Iterable[File],
-    ) -> tuple[File, ...]:
+    ) -> Files:
         """Write these sessions and those of `files_to_merge` (oldest first); newer ones win. It is one
         file, or several of which each session is in one, if one would be too large.
         """
@@ -186,7 +223,7 @@ class StateStore(Protocol):
     def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
         """Every session, one by one."""
 
-    def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
+    def quarantined_sessions(self, files: Iterable[File]) -> SessionsByName:
         """The sessions in quarantine."""
 
 
@@ -201,9 +238,9 @@ def save_state(
     store: StateStore,
     partition: Partition,
     stem: str,
-    sessions: Mapping[str, Session],
+    sessions: SessionsByName,
     present_files: Sequence[File],
-) -> tuple[File, ...]:
+) -> Files:
     """Save sessions into a new state file on top of the present ones. Returns all state files of the
     partition, newest last.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -29,6 +29,8 @@ FINDINGS_IN_FULL_MAX = 3
 """More findings than this are put into groups, so that they fit on one screen."""
 EXAMPLES_MAX = 3
 """Places that a group of findings names, at most."""
+PARTITIONS_NAMED_MAX = 5
+"""Partitions that the error of new findings names."""
 FINDINGS_REPORTED_MAX = 100
 """Findings of one level that are listed per partition and slice. Further ones are only counted."""
 
@@ -45,12 +47,12 @@ _TIER_TABLE: dict[str, tuple[FindingAction, ...]] = {
     "precondition": ("count", "halt", "count", "halt", "halt"),
     "raised": ("halt", "halt", "halt", "halt", "halt"),
 }
-TIER_ACTIONS: dict[str, dict[Tier, FindingAction]] = {
-    kind: dict(zip(TIERS, row, strict=True)) for kind, row in _TIER_TABLE.items()
-}
+TIER_ACTIONS: dict[str, dict[Tier, FindingAction]] = {}
 """The tier table: what each tier does about each finding. `halt` stops only the partition, or only
 the session (quarantine).
 """
+for _finding_kind, _actions in _TIER_TABLE.items():
+    TIER_ACTIONS[_finding_kind] = dict(zip(TIERS, _actions, strict=True))
 
 FINDING_TITLES = {
     "gap": "GapError",
@@ -69,6 +71,8 @@ FINDING_TITLES = {
     "time left": "TimeLeftWarning",
     "snapshot distance": "SnapshotDistanceWarning",
 }
+WARNING_KINDS = ("time left", "snapshot distance")
+"""Kinds that are never an error. They have advice of their own, also where a session is named."""
 
 
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -120,7 +124,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         kind = self.finding
         if kind == "poison" and self.level == "warning":
             return "skipped"
-        if self.scope == "session" and kind != "snapshot distance":
+        if self.scope == "session" and kind not in WARNING_KINDS:
             if self.level == "warning":
                 return "passed"
             return kind if kind in LASTING_FINDINGS else "session"
@@ -266,8 +270,8 @@ FINDING_ADVICE = {
     "skipped": "look at the producer: the message was passed over, as on_poison in the stream file says",
     "session": "fix the producer or the machine, then: seriatim repair {stream} --partition {place}\n"
     "The session's messages are kept (table quarantine); its next snapshot makes it right, too",
-    "sequence gap": "ask the producer for a snapshot of the session: that makes it right. To see whether the missing\n"
-    "message came later, and to put swapped messages into order: seriatim repair {stream} --partition {place}\n"
+    "sequence gap": "ask the producer for a snapshot of the session: that makes it right. `seriatim status {stream}`\n"
+    "says whether the missing message came later, and what helps then.\n"
     "If it never came, and the session is right without it:\n"
     'seriatim quarantine release {stream} {session} --topic {place} --because "…"',
     "repeat": "ask the producer for a snapshot of the session: that makes it right. Folding again finds the repeat\n"
@@ -321,8 +325,8 @@ class FindingGroup(Struct, frozen=True):
             headline += f", {count_of(len(sessions), 'session')}"
         examples = [finding.location for finding in self.findings[:EXAMPLES_MAX]]
         facts = {
-            "where": _list_some(partitions, EXAMPLES_MAX),
-            "first": _list_some(examples, EXAMPLES_MAX, len(self.findings)),
+            "where": list_some(partitions, EXAMPLES_MAX),
+            "first": list_some(examples, EXAMPLES_MAX, len(self.findings)),
             "cause": example.cause,
             "next": example.advice(stream),
         }
@@ -341,15 +345,14 @@ def group_findings(findings: Iterable[Finding]) -> list[FindingGroup]:
         # Offsets and sequences in a cause do not make it another cause.
         cause = re.sub(r"[0-9]+", "0", finding.cause)
         by_cause.setdefault((finding.level, finding.finding, cause), []).append(finding)
-    ordered = sorted(by_cause.items(), key=lambda item: (item[0][0], -len(item[1]), item[0]))
-    return [FindingGroup(members) for _, members in ordered]
 
+    def rank(group_key: tuple[str, str, str]) -> tuple[str, int, tuple[str, str, str]]:
+        # By the alphabet errors come before warnings.
+        level = group_key[0]
+        return level, -len(by_cause[group_key]), group_key
 
-def _list_some(names: list[str], shown_max: int, count: int | None = None) -> str:
-    """The first names, and how many more there are."""
-    text = ", ".join(names[:shown_max])
-    hidden = (len(names) if count is None else count) - shown_max
-    return f"{text} and {hidden} more" if hidden > 0 else text
+    group_keys = sorted(by_cause, key=rank)
+    return [FindingGroup(by_cause[group_key]) for group_key in group_keys]
 
 
 def runbook_row(name: str) -> str:
@@ -359,10 +362,12 @@ def runbook_row(name: str) -> str:
 
 def shorten(text: str | None, length: int = 400) -> str:
     """The text with control characters made visible, cut to `length` characters."""
-    visible = "".join(
-        character if character.isprintable() or character == "\n" else repr(character)[1:-1]
-        for character in text or ""
-    )
+    visible = ""
+    for character in text or "":
+        if character.isprintable() or character == "\n":
+            visible += character
+        else:
+            visible += repr(character)[1:-1]
     if len(visible) <= length:
         return visible
     return f"{visible[:length]}… ({len(visible)} characters)"
@@ -392,8 +397,26 @@ def shell_quote(text: str) -> str:
 
 
 def count_of(number: int, noun: str) -> str:
-    """A count with its noun: `1 slice`, `2 slices`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    """A count with its noun: `1 slice`, `2 slices`, `2 entries`."""
+    return f"{number} {noun_of(number, noun)}"
+
+
+def noun_of(number: int, noun: str) -> str:
+    """A noun in the form that a number asks for."""
+    if number == 1:
+        return noun
+    return f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+
+
+def list_some(
+    names: Sequence[str], shown_max: int, count: int | None = None, separator: str = ", "
+) -> str:
+    """The first names, and how many more there are: `a, b and 3 more`. `count` is the number of all
+    if `names` are not all.
+    """
+    text = separator.join(names[:shown_max])
+    hidden = (len(names) if count is None else count) - shown_max
+    return f"{text} and {hidden} more" if hidden > 0 else text
 
 
 def format_duration(seconds: float) -> str:
@@ -416,10 +439,7 @@ def new_findings_error(stream: str, findings: list[Finding]) -> FindingsError:
     """The error for findings that are new in this run."""
     ensure(bool(findings), "no findings, no failure")
     names = [finding.partition_name or "the records table" for finding in findings]
-    distinct_names = sorted(set(names))
-    partitions = ", ".join(distinct_names[:5])
-    if len(distinct_names) > 5:
-        partitions += f" and {len(distinct_names) - 5} more"
+    partitions = list_some(sorted(set(names)), PARTITIONS_NAMED_MAX)
     count = str(len(findings))
     if max(Counter(names).values()) >= FINDINGS_REPORTED_MAX:
         count += " or more"

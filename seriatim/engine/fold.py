@@ -31,7 +31,12 @@ from seriatim.engine.findings import (
     tier_action,
 )
 from seriatim.engine.machine import Runner
-from seriatim.engine.messages import MessageBatch, Poison, session_name_of_partition
+from seriatim.engine.messages import (
+    MessageBatch,
+    Poison,
+    SequenceNumbers,
+    session_name_of_partition,
+)
 from seriatim.engine.offsets import Partition
 from seriatim.engine.rules import (
     Expiry,
@@ -58,14 +63,15 @@ from seriatim.engine.session import (
     Row,
     Session,
     SessionFilter,
+    SessionsByName,
     SwappedRanges,
     WaitingMessage,
 )
-from seriatim.engine.table import HeadlessError, PreconditionError
+from seriatim.engine.table import HeadlessError, PreconditionError, RepeatError
 from seriatim.engine.undo import EACH_MESSAGE, Undo, UndoError
 from seriatim.errors import ensure
 
-LoadSessions = Callable[[list[str]], dict[str, Session]]
+LoadSessions = Callable[[list[str]], SessionsByName]
 
 SWAPS_WINDOW = WindowSize(messages=1 << 62, seconds=1 << 40)
 """Where messages are known to be swapped, the missing ones are there: they are waited for."""
@@ -222,7 +228,7 @@ class Fold:
         self.window = Window(window_size, runner, self) if window_size else None
         self.expiry = Expiry(limits.timeout_ms, message_time_ms) if limits.timeout_ms else None
 
-        self.sessions: dict[str, Session] = {}
+        self.sessions: SessionsByName = {}
         self.sessions_without_state: dict[str, int] = {}
         """Sessions that came here without a snapshot and without a state, and the offset of their
         first message.
@@ -253,7 +259,7 @@ class Fold:
         self._output = FoldOutput()
         """What the batch gives. It belongs to whoever called `fold_batch` afterwards."""
         self._session_names_of_batch = names
-        self._sequences: Sequence[int | None] = ()
+        self._sequences: SequenceNumbers = ()
         self._expired_positions: set[int] = set()
         """Positions of messages before which their session has expired."""
         self._snapshot_positions: list[int] = []
@@ -966,8 +972,12 @@ class Fold:
         if isinstance(error, MemoryError | KeyboardInterrupt):
             raise error
         name = name or ""
+        if isinstance(error, RepeatError):
+            self.tally.count("repeat")
+            return
         if isinstance(error, HeadlessError):
             self.counts.headless += 1
+            self._mark_missing_value(session, name, str(error), position)
             return
         if isinstance(error, PreconditionError):
             self._quarantine(
@@ -982,6 +992,18 @@ class Fold:
         self._quarantine_raised(session, name, error, position, waiting_message)
         if self.runner.may_half_change:
             self.distrust(name, self._batch.start + position)
+
+    def _mark_missing_value(self, session: Session, name: str, cause: str, position: int) -> None:
+        """Mark the output of a session that lacks what a message needed. It is reported once: further
+        messages may lack the same.
+        """
+        offset = self._batch.start + position
+        if session.damaged_since_offset >= 0:
+            return
+        if tier_action("precondition", self.tier) == "halt":
+            finding = self.tally.new_finding("precondition", name, offset)
+            self.tally.report_warning(finding, cause)
+        self.tally.mark_damaged(session, name, "precondition", offset, cause)
 
     def _quarantine_raised(
         self,
@@ -1136,7 +1158,7 @@ class Fold:
         scope = self.session_filter.sessions
         return [name for name in self.sessions if name in scope]
 
-    def touched_sessions(self) -> dict[str, Session]:
+    def touched_sessions(self) -> SessionsByName:
         """Sessions to be saved, with their state as bytes. A state that cannot be saved counts as
         if the machine had raised.
         """

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from seriatim.engine.decoding import Decoder, JsonDecoder, plain_values
-from seriatim.engine.messages import Poison, describe_message_fields
+from seriatim.engine.messages import KeysOrValues, Poison, SequenceNumbers, describe_message_fields
 from seriatim.engine.records import (
     SCALAR_TYPES,
     RowKeySpec,
@@ -28,7 +28,7 @@ from seriatim.engine.records import (
     make_other_record_types,
     table_of_record,
 )
-from seriatim.engine.session import FoldOutput, Row, Session
+from seriatim.engine.session import FoldOutput, Row, SessionsByName
 from seriatim.errors import ConfigError
 
 S = TypeVar("S")
@@ -97,9 +97,9 @@ class Runner(Protocol):
     them.
     """
 
-    def decode(self, values: Sequence[bytes | None]) -> list[Any]: ...
+    def decode(self, values: KeysOrValues) -> list[Any]: ...
     def is_snapshot(self, message: Any) -> bool: ...
-    def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]: ...
+    def sequences(self, messages: Sequence[Any]) -> SequenceNumbers: ...
     def session(self, message: Any) -> str: ...
     def start(self, session: str) -> Any: ...
     def apply(self, state: Any, message: Any) -> Sequence[Row]: ...
@@ -112,9 +112,9 @@ class Runner(Protocol):
     def end(self, state: Any) -> Sequence[Row]: ...
     def fold_usual(
         self,
-        sessions: Mapping[str, Session],
+        sessions: SessionsByName,
         names: Sequence[str | None],
-        sequences: Sequence[int | None],
+        sequences: SequenceNumbers,
         messages: Sequence[Any],
         output: FoldOutput,
     ) -> Iterable[int]: ...
@@ -186,7 +186,7 @@ class UserMachine:
         self._fast_record_type = None if has_lists else self.record_type
         """The kind whose records become tuples without a copy of their lists, as they have none."""
 
-    def decode(self, values: Sequence[bytes | None]) -> list[Any]:
+    def decode(self, values: KeysOrValues) -> list[Any]:
         """Typed messages, with a `Poison` where a value cannot be decoded or its sequence or session
         cannot be used.
         """
@@ -229,7 +229,7 @@ class UserMachine:
                 )
         return message
 
-    def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]:
+    def sequences(self, messages: Sequence[Any]) -> SequenceNumbers:
         """The producer's own counter of each message, if the stream names one."""
         if self._sequence_field is None:
             return [None] * len(messages)
@@ -274,9 +274,9 @@ class UserMachine:
 
     def fold_usual(
         self,
-        sessions: Mapping[str, Session],  # noqa: ARG002  # every message goes through `apply`
+        sessions: SessionsByName,  # noqa: ARG002  # every message goes through `apply`
         names: Sequence[str | None],  # noqa: ARG002
-        sequences: Sequence[int | None],  # noqa: ARG002
+        sequences: SequenceNumbers,  # noqa: ARG002
         messages: Sequence[Any],
         output: FoldOutput,  # noqa: ARG002
     ) -> Iterable[int]:
@@ -364,11 +364,11 @@ def row_key_spec_of(name: str, record: Any, columns: Mapping[str, str]) -> RowKe
         )
     if not key_fields:
         return None
-    return RowKeySpec(
-        key=tuple(column_of_field[field] for field in key_fields),
-        columns=tuple(columns),
-        deleted_when={column_of_field[field]: value for field, value in gone_values.items()},
-    )
+    key = [column_of_field[field] for field in key_fields]
+    deleted_when: dict[str, Any] = {}
+    for field, value in gone_values.items():
+        deleted_when[column_of_field[field]] = value
+    return RowKeySpec(key=tuple(key), columns=tuple(columns), deleted_when=deleted_when)
 
 
 def _row_key_error(

@@ -15,6 +15,10 @@ from seriatim.engine.offsets import Partition
 from seriatim.errors import ensure
 
 Header = tuple[str, bytes | None]
+KeysOrValues = Sequence[bytes | None]
+"""The keys or the values of consecutive messages, as Kafka has them."""
+SequenceNumbers = Sequence[int | None]
+"""The producer's own counter of each of several messages; None where a message has none."""
 TIMESTAMP_RANGE_MS = (-62_135_596_800_000, 253_402_300_799_999)
 """The first millisecond of year 1 and the last of 9999."""
 INT64_MIN = -(2**63)
@@ -70,10 +74,13 @@ class MessageBatch:
 
     def first_messages(self, count: int) -> MessageBatch:
         """The first `count` messages."""
-        headers = None if self.headers is None else self.headers[:count]
-        return MessageBatch(
-            self.start, self.timestamps[:count], self.keys[:count], self.values[:count], headers
-        )
+        timestamps = self.timestamps[:count]
+        keys = self.keys[:count]
+        values = self.values[:count]
+        headers = None
+        if self.headers is not None:
+            headers = self.headers[:count]
+        return MessageBatch(self.start, timestamps, keys, values, headers)
 
     def size_bytes(self) -> int:
         """The size of all keys and values."""

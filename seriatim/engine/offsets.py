@@ -6,6 +6,7 @@ Next: operations/plan.py plans slices with them; ledger/model.py stores them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from msgspec import Struct
 
@@ -85,6 +86,12 @@ class Bounds(Struct, frozen=True):
     topic_id: str
     log_start: int
     log_end: int
+
+
+BoundsByPartition = Mapping[Partition, Bounds]
+"""What Kafka has of each partition."""
+OffsetByPartition = Mapping[Partition, int]
+"""One offset for each partition: where reading begins or ends."""
 
 
 def drop_empty_ranges(ranges: Ranges) -> Ranges:

@@ -44,6 +44,8 @@ FLOAT64_WHOLE_MAX = 2**53
 OTHER_TABLE_PREFIX = "records-"
 """How the name of the folder of another table begins."""
 TABLE_NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
+Record = dict[str, Any]
+"""A record as it is read again: its values by column."""
 Value = TypeVar("Value")
 MAIN_TABLE = ""
 """The name of the table `records` itself."""
@@ -120,7 +122,7 @@ LAST_RECORD_COLUMNS = (
 """What a row of the table `current` has of the record that changed it last, in this order."""
 
 
-def owner_values(partition: Partition, topic_id: str) -> dict[str, Any]:
+def owner_values(partition: Partition, topic_id: str) -> Record:
     """The values that all records of a partition and topic id have."""
     source = RecordSource(
         partition=partition,
@@ -137,9 +139,9 @@ def owner_values(partition: Partition, topic_id: str) -> dict[str, Any]:
     }
 
 
-def record_values(source: RecordSource) -> list[dict[str, Any]]:
+def record_values(source: RecordSource) -> list[Record]:
     """The columns of each record by name, for writers that work row by row."""
-    rows: list[dict[str, Any]] = [{} for _ in source.offsets]
+    rows: list[Record] = [{} for _ in source.offsets]
     for column in RECORD_COLUMNS:
         values: Sequence[Any] = column.read_from(source)
         if column.is_constant:
@@ -193,7 +195,7 @@ class SessionTable(Struct, frozen=True):
     """The table of one session, as its records leave it."""
 
     session: str
-    rows: list[tuple[Any, ...]]
+    rows: list[Row]
     """The rows that are not deleted."""
     offset: int
     """The offset of the session's last record."""
@@ -223,7 +225,7 @@ def _in_utc(value: datetime) -> datetime:
     return value
 
 
-class OtherTableRecord(tuple[Any, ...]):
+class OtherTableRecord(Row):
     """A record of another table than `records`."""
 
     __slots__ = ()

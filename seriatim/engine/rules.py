@@ -11,7 +11,7 @@ they find.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from msgspec import Struct
 from seriatim.engine.findings import Tier, tier_action
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch, Poison
-from seriatim.engine.session import Counts, Session, WaitingMessage
+from seriatim.engine.session import Counts, Session, SessionsByName, WaitingMessage
 
 MISSING_RANGES_MAX = 64
 """Ranges of missing sequences that a session remembers. A late message of an older range looks like
@@ -366,7 +366,7 @@ class Expiry:
         names: Sequence[str | None],
         messages: Sequence[Any],
         timestamps: Sequence[int],
-        sessions: Mapping[str, Session],
+        sessions: SessionsByName,
     ) -> set[int]:
         """Positions of messages before which their session has expired."""
         expired: set[int] = set()
@@ -413,7 +413,7 @@ class SnapshotDistance:
         snapshot of the batch, which may be a later one.
         """
 
-    def add_sessions(self, sessions: Mapping[str, Session]) -> None:
+    def add_sessions(self, sessions: SessionsByName) -> None:
         """Add sessions that were just loaded."""
         for name, session in sessions.items():
             self._snapshot_offsets[name] = session.snapshot_offset
@@ -424,7 +424,7 @@ class SnapshotDistance:
         names: Sequence[str | None],
         snapshot_positions: Collection[int],
         end_positions: Collection[int],
-        sessions: dict[str, Session],
+        sessions: SessionsByName,
         counts: Counts,
     ) -> None:
         """Measure the folded messages of a batch, given the positions of snapshots and of messages
@@ -454,7 +454,7 @@ class SnapshotDistance:
         names: Sequence[str | None],
         snapshot_positions: Collection[int],
         end_positions: Collection[int],
-        sessions: dict[str, Session],
+        sessions: SessionsByName,
         counts: Counts,
     ) -> None:
         snapshots = set(snapshot_positions)

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.messages import MessageBatch
+from seriatim.engine.messages import MessageBatch, SequenceNumbers
 from seriatim.errors import ConfigError
 
 PACKED_VERSION = 1
@@ -219,7 +219,7 @@ class FoldOutput(Struct):
         self.positions += [position] * len(records)
         self.rows += records
 
-    def name_records(self, names: Sequence[str | None], sequences: Sequence[int | None]) -> None:
+    def name_records(self, names: Sequence[str | None], sequences: SequenceNumbers) -> None:
         """Give each record its session, its sequence and its number within its message."""
         positions = self.positions
         self.indexes = [0] * len(positions)
@@ -303,6 +303,7 @@ class Counts(Struct, rename={"message_bytes": "bytes", "other_records": "others"
             self.first_snapshot = offset
 
 
+SessionsByName = dict[str, Session]
 SwappedRanges = dict[str, tuple[tuple[int, int], ...]]
 """By session: ranges of offsets in which its messages were swapped."""
 

@@ -27,12 +27,21 @@ from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import asdict, astuple
 
 from seriatim.engine.decoding import Decoder, JsonDecoder
-from seriatim.engine.messages import INT64_MAX, INT64_MIN, Poison, describe_message_fields
+from seriatim.engine.messages import (
+    INT64_MAX,
+    INT64_MIN,
+    KeysOrValues,
+    Poison,
+    SequenceNumbers,
+    describe_message_fields,
+)
 from seriatim.engine.records import RECORD_COLUMN_NAMES, RowKeySpec, same_rows
-from seriatim.engine.session import FoldOutput, Row, Session
+from seriatim.engine.session import FoldOutput, Row, SessionsByName
 
 Columns = dict[str, str]
 """Column names and the names of their types."""
+TableState = dict[Any, Row]
+"""The rows of a session by key."""
 ValueCheck = Callable[[Any], str]
 """Returns what is wrong with a value; empty if nothing is."""
 PRECISION_MAX = 38
@@ -64,9 +73,13 @@ class PreconditionError(Exception):
 
 
 class HeadlessError(Exception):
-    """A message needs a value that its session has never known. It has no effect, and it is counted
-    as headless.
+    """A message needs a value that its session has never known. It has no effect, it is counted as
+    headless, and the output of the session is marked: a row is missing from here on.
     """
+
+
+class RepeatError(Exception):
+    """A message comes again, and its session has had it. It has no effect, and it is counted."""
 
 
 def column_type(name: str) -> Any:
@@ -204,7 +217,7 @@ class TableMachine:
         self._decode_values_with_text_times = self.decoder.for_type(text_structs.message_type)
         self._struct_of_text_struct: dict[Any, Any] = dict(zip(text_structs, structs, strict=True))
 
-    def decode(self, values: Sequence[bytes | None]) -> list[Any]:
+    def decode(self, values: KeysOrValues) -> list[Any]:
         """Typed messages, with a `Poison` where a value does not fit the table."""
         messages = self._decode_values(values)
         if self._timestamp_positions:
@@ -213,7 +226,7 @@ class TableMachine:
             return messages
         return [self._poison_if_unfit(message) for message in messages]
 
-    def _decode_other_times(self, values: Sequence[bytes | None], messages: list[Any]) -> None:
+    def _decode_other_times(self, values: KeysOrValues, messages: list[Any]) -> None:
         """Replace the poison of messages whose only fault is that their times are not written as
         RFC 3339.
         """
@@ -325,7 +338,7 @@ class TableMachine:
         """Whether a session may begin, or begin again, here."""
         return message.__class__ is self.snapshot_struct
 
-    def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]:
+    def sequences(self, messages: Sequence[Any]) -> SequenceNumbers:
         """The producer's own counter of each message, if the stream names one."""
         if not self._has_sequence:
             return [None] * len(messages)
@@ -335,11 +348,11 @@ class TableMachine:
         """The session as a field of the message."""
         return str(message.session)
 
-    def start(self, session: str) -> dict[Any, Row]:  # noqa: ARG002  # every table begins empty
+    def start(self, session: str) -> TableState:  # noqa: ARG002  # every table begins empty
         """The state of a new session: no rows."""
         return {}
 
-    def apply(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
+    def apply(self, rows: TableState, message: Any) -> Sequence[Row]:
         """Change the rows and return one record per changed row: (op, columns…, columns before…)."""
         kind = message.__class__
         if kind is self.update_struct:
@@ -369,9 +382,9 @@ class TableMachine:
 
     def fold_usual(
         self,
-        sessions: Mapping[str, Session],
+        sessions: SessionsByName,
         names: Sequence[str | None],
-        sequences: Sequence[int | None],
+        sequences: SequenceNumbers,
         messages: Sequence[Any],
         output: FoldOutput,
     ) -> Iterable[int]:
@@ -417,7 +430,7 @@ class TableMachine:
             return row[self._single_key_position]
         return tuple([row[i] for i in self.key_positions])
 
-    def _update_missing(self, rows: dict[Any, Row], values: Row) -> Sequence[Row]:
+    def _update_missing(self, rows: TableState, values: Row) -> Sequence[Row]:
         self._refuse_or_count("update of a missing row", values)
         new = tuple([None if value is UNSET else value for value in values[: self._width]])
         rows[self._row_key(new)] = new
@@ -434,9 +447,7 @@ class TableMachine:
                 row[position] = before_values[position]
         return tuple(row)
 
-    def _refuse_wrong_before_image(
-        self, rows: dict[Any, Row], before: Any, old_key_row: Row
-    ) -> None:
+    def _refuse_wrong_before_image(self, rows: TableState, before: Any, old_key_row: Row) -> None:
         """Refuse a before-image that is not the row that is here. A missing row is no matter of this:
         every update and delete of one is refused.
         """
@@ -459,7 +470,7 @@ class TableMachine:
                 return name
         return ""
 
-    def _change_key(self, rows: dict[Any, Row], values: Row, old_key_row: Row) -> Sequence[Row]:
+    def _change_key(self, rows: TableState, values: Row, old_key_row: Row) -> Sequence[Row]:
         """Give a row another key. Columns that the message leaves out stay as they were.
 
         One record deletes the row under its old key, and one inserts it under the new one: so every
@@ -483,7 +494,7 @@ class TableMachine:
         records.append(self._record(op, new, overwritten))
         return records
 
-    def _insert(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
+    def _insert(self, rows: TableState, message: Any) -> Sequence[Row]:
         new = astuple(message)[: self._width]
         key = self._row_key(new)
         old = rows.get(key)
@@ -494,7 +505,7 @@ class TableMachine:
         rows[key] = new
         return (self._record(op, new, old),)
 
-    def _delete(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
+    def _delete(self, rows: TableState, message: Any) -> Sequence[Row]:
         values = astuple(message)[: self._width]
         if self._takes_before_images and message.before is not None:
             self._refuse_wrong_before_image(rows, message.before, values)
@@ -505,9 +516,9 @@ class TableMachine:
             return ()
         return (self._delete_record(old),)
 
-    def _apply_snapshot(self, rows: dict[Any, Row], message: Any) -> Sequence[Row]:
+    def _apply_snapshot(self, rows: TableState, message: Any) -> Sequence[Row]:
         """Replace all rows. Rows that the snapshot does not contain give a delete."""
-        new_rows: dict[Any, Row] = {}
+        new_rows: TableState = {}
         for row_message in message.rows:
             row = astuple(row_message)
             key = self._row_key(row)
@@ -524,10 +535,10 @@ class TableMachine:
         rows.update(new_rows)
         return records
 
-    def begin_anew(self, rows: dict[Any, Row]) -> None:
+    def begin_anew(self, rows: TableState) -> None:
         """Nothing: a snapshot replaces all rows, whatever they are."""
 
-    def end(self, rows: dict[Any, Row]) -> Sequence[Row]:
+    def end(self, rows: TableState) -> Sequence[Row]:
         """A delete for every row."""
         return [self._delete_record(old) for old in rows.values()]
 
@@ -572,11 +583,11 @@ class TableMachine:
                 if misfit:
                     raise ValueError(f"{self.column_names[position]} {misfit}")
 
-    def dump(self, rows: dict[Any, Row]) -> bytes:
+    def dump(self, rows: TableState) -> bytes:
         """Rows as bytes, in the order in which they came."""
         return msgspec.msgpack.encode(list(rows.values()))
 
-    def load(self, state_bytes: bytes, version: int) -> dict[Any, Row]:  # noqa: ARG002  # there was only one
+    def load(self, state_bytes: bytes, version: int) -> TableState:  # noqa: ARG002  # there was only one
         """Rows from bytes."""
         rows = self._state_decoder.decode(state_bytes)
         if self._timestamp_key_positions:
@@ -590,7 +601,7 @@ class TableMachine:
             values[position] = _with_zone(values[position])
         return tuple(values)
 
-    def to_plain(self, rows: dict[Any, Row]) -> Any:
+    def to_plain(self, rows: TableState) -> Any:
         """Rows as plain values for people and JSON."""
         return {"rows": [self.row_to_plain(row) for row in rows.values()]}
 

@@ -21,7 +21,8 @@ from seriatim.engine.files import (
     Certificate,
     Digests,
     Explain,
-    File,
+    Files,
+    FilesByTable,
     RecordWriter,
     SourceFailedError,
     StateStore,
@@ -37,7 +38,13 @@ from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.records import MAIN_TABLE, rows_by_table, select_end_records, select_records
-from seriatim.engine.session import Counts, FoldOutput, RefoldScope, Session, SessionEndRecords
+from seriatim.engine.session import (
+    Counts,
+    FoldOutput,
+    RefoldScope,
+    SessionEndRecords,
+    SessionsByName,
+)
 from seriatim.engine.undo import EACH_MESSAGE
 from seriatim.errors import ensure
 
@@ -50,7 +57,7 @@ class PartitionWork(Struct, frozen=True, kw_only=True):
     end: int
     epoch: int
     topic_id: str
-    state: tuple[File, ...] = ()
+    state: Files = ()
     attempt: str
     undoable: dict[str, int] = field(default_factory=dict)
     """Sessions in which the machine raised in an earlier try, and the offset from which on their
@@ -83,11 +90,11 @@ class TaskResult(Struct, kw_only=True):
     """What one task did, up to the offset where it stopped."""
 
     certificate: Certificate | None = None
-    records: tuple[File, ...] = ()
-    other_record_files: dict[str, tuple[File, ...]] = field(default_factory=dict)
+    records: Files = ()
+    other_record_files: FilesByTable = field(default_factory=dict)
     """Record files of the machine's other tables, by table."""
-    quarantine_files: tuple[File, ...] = ()
-    state: tuple[File, ...] | None = None
+    quarantine_files: Files = ()
+    state: Files | None = None
     halt: Finding | None = None
     findings: list[Finding] = field(default_factory=list)
     lacks_headers: bool = False
@@ -336,7 +343,7 @@ class PartitionTask:
             return findings
         return [*findings, halt]
 
-    def _save_state(self, touched: dict[str, Session]) -> tuple[File, ...] | None:
+    def _save_state(self, touched: SessionsByName) -> Files | None:
         """Save the sessions that changed and return all state files; None if none changed."""
         if not touched:
             return None
@@ -423,12 +430,12 @@ class OutputWriters:
         if unfit:
             raise UnfitRecordsError(sorted(unfit))
 
-    def close(self) -> tuple[tuple[File, ...], dict[str, tuple[File, ...]]]:
+    def close(self) -> tuple[Files, FilesByTable]:
         """Finish the files: that of `records`, and those of the other tables. A table without
         records has no file.
         """
-        main_files: tuple[File, ...] = ()
-        other_files: dict[str, tuple[File, ...]] = {}
+        main_files: Files = ()
+        other_files: FilesByTable = {}
         for table, writer in self.writers.items():
             files = finish_files(writer)
             if table == MAIN_TABLE:

@@ -98,9 +98,12 @@ def main() -> None:
         return
     if ready.compiled_folder() is None:
         sys.exit("the fold cannot be compiled: neither the package nor ~/.cache can be written to")
-    sys.stderr.write("compiling the fold: about half a minute\n")
-    compile_all()
-    ready.mark_ready()
+    with ready.compiling() as is_first:
+        if not is_first:
+            return
+        sys.stderr.write("compiling the fold: about half a minute\n")
+        compile_all()
+        ready.mark_ready()
 
 
 if __name__ == "__main__":

@@ -11,11 +11,13 @@ Next: __main__.py, which compiles; compiled.py, which loads.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import platform
 import subprocess
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +25,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CPU_INFO = Path("/proc/cpuinfo")
 READY_MARKER = "ready"
+LOCK_NAME = "compiling"
 
 
 @cache
@@ -83,6 +86,24 @@ def mark_ready() -> None:
     folder = compiled_folder()
     if folder is not None:
         (folder / READY_MARKER).touch()
+
+
+@contextmanager
+def compiling() -> Iterator[bool]:
+    """Yields whether this process is the one that compiles. Every executor of a host starts to, and
+    all share the folder.
+    """
+    folder = compiled_folder()
+    if folder is None:
+        yield True
+        return
+    with (folder / LOCK_NAME).open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
 
 
 def compile_in_background() -> subprocess.Popen[bytes] | None:

@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from seriatim.engine.session import FoldOutput, Row, Session
+from seriatim.engine.messages import SequenceNumbers
+from seriatim.engine.session import FoldOutput, Row, SessionsByName
 from seriatim.engine.table import TableMachine
 from seriatim.errors import ensure
 from seriatim.fast import packed_state
@@ -216,9 +217,9 @@ class CompiledTable(TableMachine):
 
     def fold_usual(
         self,
-        sessions: Mapping[str, Session],
+        sessions: SessionsByName,
         names: Sequence[str | None],
-        sequences: Sequence[int | None],
+        sequences: SequenceNumbers,
         messages: Any,
         output: FoldOutput,
     ) -> Iterable[int]:
@@ -232,7 +233,7 @@ class CompiledTable(TableMachine):
         positions: Iterable[int] = fold_parsed(sessions)
         return positions
 
-    def sequences(self, messages: Any) -> Sequence[int | None]:
+    def sequences(self, messages: Any) -> SequenceNumbers:
         """The producer's own counter of each message, if the stream names one."""
         lazy_sequences: Sequence[int | None] | None = getattr(messages, "sequences", None)
         if lazy_sequences is None:

@@ -29,7 +29,7 @@ import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from seriatim.engine.decoding import PlainDecoder
-from seriatim.engine.messages import Poison
+from seriatim.engine.messages import KeysOrValues, Poison
 from seriatim.engine.table import decimal_size, rfc3339
 from seriatim.stream import Stream
 
@@ -107,6 +107,7 @@ class DebeziumDecoder(PlainDecoder):
         *,
         decimals: str = "",
         timestamps: str = "",
+        metadata: Mapping[str, str] | None = None,
         open_avro: Callable[[], AvroValues] | None = None,
     ) -> None:
         self.columns = columns
@@ -116,6 +117,13 @@ class DebeziumDecoder(PlainDecoder):
         """
         self.timestamps = timestamps
         """The unit of numbers that are timestamps in messages without a schema. Empty: not known."""
+        self._metadata: list[tuple[str, list[str], Convert | None]] = []
+        """Columns that are not of the row: where their values are in the payload, and how they are
+        converted.
+        """
+        for name, path in (metadata or {}).items():
+            convert = _metadata_converter((columns or {})[name], path)
+            self._metadata.append((name, path.split("."), convert))
         self._decode_message = msgspec.json.Decoder(_Message).decode
         self._decode_payload = msgspec.json.Decoder().decode
         self._decode_schema = msgspec.json.Decoder(FieldSchema).decode
@@ -126,7 +134,7 @@ class DebeziumDecoder(PlainDecoder):
         self._avro: AvroValues | None = None
         self._converters_by_avro_schema: dict[AvroSchema, Converters] = {}
 
-    def to_plain_values(self, values: Sequence[bytes | None]) -> Sequence[Any]:
+    def to_plain_values(self, values: KeysOrValues) -> Sequence[Any]:
         """One result of `to_plain` per value. A null value is a tombstone, for Kafka's compaction."""
         return [
             Poison("a tombstone", has_no_effect=True)
@@ -151,8 +159,35 @@ class DebeziumDecoder(PlainDecoder):
             return _judge_other_message(payload)
         if any(placeholder in value for placeholder in PLACEHOLDER_BYTES):
             _take_out_placeholders(payload)
+        if self.columns is not None:
+            payload["position"] = _position(payload.get("source"))
         fault = _describe_wrong_operation(payload) or _convert_images(payload, converters)
-        return Poison(fault) if fault else payload
+        if fault:
+            return Poison(fault)
+        if self._metadata:
+            self._put_metadata(payload)
+        return payload
+
+    def _put_metadata(self, payload: dict[str, Any]) -> None:
+        """Put values that are not of the row into the row after the change. A column of the source
+        with the same name is left out of both rows.
+        """
+        before = payload.get("before")
+        after = payload.get("after")
+        unavailable = payload.get("unavailable", [])
+        for name, path, convert in self._metadata:
+            if before is not None:
+                before.pop(name, None)
+            if after is None:
+                continue
+            if name in unavailable:
+                unavailable.remove(name)
+            value: Any = payload
+            for field in path:
+                value = value.get(field) if isinstance(value, dict) else None
+            if value is not None and convert is not None:
+                value = convert(value)
+            after[name] = value
 
     def _read_json(self, value: bytes) -> tuple[Any, Converters]:
         """The payload of a value in JSON, and what its row must be converted by."""
@@ -207,6 +242,8 @@ class DebeziumDecoder(PlainDecoder):
             convert = self._converter_of_column(type_name, column_field)
             if convert is not None:
                 converters[name] = convert
+        for name, _, _ in self._metadata:
+            converters.pop(name, None)
         return converters
 
     def _converter_of_column(self, type_name: str, field: FieldSchema | None) -> Convert | None:
@@ -252,6 +289,7 @@ def debezium_decoder(
         columns,
         decimals=settings.decimals,
         timestamps=settings.timestamps,
+        metadata=settings.metadata,
         open_avro=open_avro,
     )
 
@@ -270,6 +308,26 @@ def _judge_other_message(payload: Mapping[str, Any]) -> Poison:
         "no change of Debezium: it has no op. If the connector unwraps the rows"
         " (ExtractNewRecordState), remove that transformation"
     )
+
+
+def _position(source: Any) -> tuple[int, int] | None:
+    """The position of a change and the time of its commit; None if the connector's positions cannot
+    be compared.
+
+    In PostgreSQL a row can be changed only after the change before it was committed. So the changes
+    of one row rise in the log, although those of different rows may not. An insert may stand before
+    the delete that it had to wait for: only the time of its commit is later, perhaps by less than a
+    millisecond.
+    """
+    if not isinstance(source, dict) or source.get("connector") != "postgresql":
+        return None
+    lsn: Any = source.get("lsn")
+    time_us: Any = source.get("ts_us")
+    time_ms: Any = source.get("ts_ms")
+    if time_us is None and _is_whole_number(time_ms):
+        time_us = time_ms * 1000  # before Debezium 2.6
+    is_known = _is_whole_number(lsn) and _is_whole_number(time_us)
+    return (lsn, time_us) if is_known else None
 
 
 def _take_out_placeholders(payload: dict[str, Any]) -> None:
@@ -365,6 +423,16 @@ def _converter_of_field(field: FieldSchema) -> Convert | None:
     if field.type == "bytes":
         return _bytes_from_base64
     return None
+
+
+def _metadata_converter(type_name: str, path: str) -> Convert | None:
+    """How a value of the message beside its rows becomes one of a column. The name of a time ends
+    with its unit.
+    """
+    if type_name != "timestamp":
+        return None
+    units = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+    return _timestamp_converter(units.get(path[-2:], ""))
 
 
 # Each of these takes a value that is not null, and raises `ValueError` if it does not fit. Avro has

@@ -8,11 +8,10 @@ Next: registry.py says which schema an id has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from seriatim.engine.decoding import DecodeValues, JsonDecoder
-from seriatim.engine.messages import Poison
+from seriatim.engine.messages import KeysOrValues, Poison
 from seriatim.formats.registry import (
     HEADER_BYTES,
     SchemaSource,
@@ -34,7 +33,7 @@ class JsonSchemaDecoder:
         """The function that decodes values to messages of this type."""
         decode_json = self._json.for_type(message_type)
 
-        def decode_values(values: Sequence[bytes | None]) -> list[Any]:
+        def decode_values(values: KeysOrValues) -> list[Any]:
             contents = [self._content_or_poison(value) for value in values]
             messages = iter(
                 decode_json([content for content in contents if not isinstance(content, Poison)])

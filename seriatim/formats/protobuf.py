@@ -28,7 +28,7 @@ from google.protobuf.message import DecodeError, Message
 from msgspec import Struct
 
 from seriatim.engine.decoding import NOT_POISON, DecodeValues, PlainDecoder
-from seriatim.engine.messages import Poison
+from seriatim.engine.messages import KeysOrValues, Poison
 from seriatim.formats.registry import (
     HEADER_BYTES,
     SchemaSource,
@@ -144,7 +144,7 @@ class ProtobufDecoder:
             parse, get_values, struct = maker
             return struct(*get_values(parse(value[start:])))
 
-        def decode_values(values: Sequence[bytes | None]) -> list[Any]:
+        def decode_values(values: KeysOrValues) -> list[Any]:
             # First all values at once, which is fast; one by one if something is wrong with one.
             try:
                 return [decode_value(value) for value in values]

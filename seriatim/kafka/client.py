@@ -31,6 +31,8 @@ ALLOWED_SETTINGS = (
     "client.id",
 )
 """The keys that a settings file may have."""
+ClientSettings = Mapping[str, str]
+"""The settings of a Kafka client, by the names that librdkafka gives them."""
 PYTHON_NAMES = {
     "bootstrap.servers": "bootstrap_servers",
     "client.id": "client_id",
@@ -61,6 +63,15 @@ SAME_IN_JAVA = (
 )
 """Keys that Java's clients name as librdkafka does."""
 T = TypeVar("T")
+SettingsSource = ClientSettings | Callable[[], ClientSettings]
+"""Client settings, or what reads them in the process that needs them. The latter has no secrets, so
+that it can be sent to workers.
+"""
+
+
+def resolve_settings(settings: SettingsSource) -> dict[str, str]:
+    """The client settings themselves."""
+    return dict(settings() if callable(settings) else settings)
 
 
 def read_client_settings(path: Path | None) -> dict[str, str]:
@@ -137,7 +148,7 @@ def create_client(client_class: Callable[[dict[str, Any]], T], settings: Mapping
         ) from None
 
 
-def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
+def java_settings(settings: ClientSettings) -> dict[str, str]:
     """The same settings in the names of Java's clients."""
     java = {key: settings[key] for key in SAME_IN_JAVA if key in settings}
     if "sasl.username" in settings:
@@ -153,7 +164,7 @@ def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     return java
 
 
-def python_settings(settings: Mapping[str, str]) -> dict[str, Any]:
+def python_settings(settings: ClientSettings) -> dict[str, Any]:
     """The same settings in the names of kafka-python."""
     python: dict[str, Any] = {}
     for key, name in PYTHON_NAMES.items():
@@ -169,7 +180,7 @@ def python_settings(settings: Mapping[str, str]) -> dict[str, Any]:
     return python
 
 
-def _jaas_login(settings: Mapping[str, str]) -> str:
+def _jaas_login(settings: ClientSettings) -> str:
     """User and password in the form that Java's clients take."""
     mechanism = settings.get("sasl.mechanism", "PLAIN")
     if mechanism not in LOGIN_MODULES:
@@ -181,7 +192,7 @@ def _jaas_login(settings: Mapping[str, str]) -> str:
     return f"{LOGIN_MODULES[mechanism]} required username={user} password={password};"
 
 
-def _read_pem(settings: Mapping[str, str], key: str) -> str:
+def _read_pem(settings: ClientSettings, key: str) -> str:
     """The content of the PEM file that a setting names."""
     try:
         return Path(settings[key]).read_text()

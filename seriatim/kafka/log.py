@@ -25,10 +25,10 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from seriatim.engine.messages import first_unreadable_message
-from seriatim.engine.offsets import Bounds, Partition, Ranges
+from seriatim.engine.offsets import Bounds, BoundsByPartition, OffsetByPartition, Partition, Ranges
 from seriatim.engine.retention import RetainedLog, RetentionRules
 from seriatim.errors import KafkaSilentError
-from seriatim.kafka.client import create_client, python_settings
+from seriatim.kafka.client import ClientSettings, create_client, python_settings
 from seriatim.kafka.past_messages import CONSUMER_SETTINGS, KafkaPastMessageReader, assign
 
 T = TypeVar("T")
@@ -68,7 +68,7 @@ class KafkaLog:
 
     def __init__(
         self,
-        client_settings: Mapping[str, str],
+        client_settings: ClientSettings,
         isolation: str = "read_committed",
         timeout_seconds: float = 20,
     ) -> None:
@@ -141,7 +141,7 @@ class KafkaLog:
 
     @contextmanager
     def _consuming(
-        self, offsets: Mapping[Partition, int], settings: Mapping[str, str]
+        self, offsets: OffsetByPartition, settings: ClientSettings
     ) -> Iterator[Consumer]:
         """A consumer that reads from these offsets on."""
         consumer = create_client(
@@ -157,7 +157,7 @@ class KafkaLog:
             consumer.close()
 
     def read_retention(
-        self, bounds: Mapping[Partition, Bounds], frontiers: Mapping[Partition, int]
+        self, bounds: BoundsByPartition, frontiers: OffsetByPartition
     ) -> dict[Partition, RetainedLog]:
         """What Kafka holds of partitions with these bounds, seen from these frontiers, and for how
         long.
@@ -192,8 +192,8 @@ class KafkaLog:
 
     def _frontier_timestamps(
         self,
-        bounds: Mapping[Partition, Bounds],
-        frontiers: Mapping[Partition, int],
+        bounds: BoundsByPartition,
+        frontiers: OffsetByPartition,
         oldest_ms: Mapping[Partition, int],
     ) -> dict[Partition, int]:
         """The timestamp of the first message at or after each frontier, where there is one."""
@@ -245,7 +245,7 @@ class KafkaLog:
                 timestamps[partition] = result.timestamp
         return timestamps
 
-    def _timestamps_at(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
+    def _timestamps_at(self, offsets: OffsetByPartition) -> dict[Partition, int]:
         """The timestamp of the first message at or after each offset, by reading it."""
         if not offsets:
             return {}

@@ -14,7 +14,7 @@ import base64
 import binascii
 import json
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 from seriatim.engine.messages import CapturedMessage, MessageBatch
-from seriatim.engine.offsets import TOPIC_NAME, OffsetRange, Partition
+from seriatim.engine.offsets import TOPIC_NAME, OffsetByPartition, OffsetRange, Partition
 from seriatim.errors import ConfigError, KafkaSilentError
-from seriatim.kafka.client import create_client
+from seriatim.kafka.client import ClientSettings, create_client
 
 MESSAGES_PER_POLL_MAX = 5_000
 FOLLOW_UP_TIMEOUT_SECONDS = 0.05
@@ -40,7 +40,7 @@ CONSUMER_SETTINGS = {
 """Settings of every consumer of ours: it reads from the offset that it is told."""
 
 
-def assign(consumer: Consumer, offsets: Mapping[Partition, int]) -> None:
+def assign(consumer: Consumer, offsets: OffsetByPartition) -> None:
     """Let a consumer read these partitions, each from this offset on."""
     consumer.assign(
         [
@@ -55,7 +55,7 @@ class KafkaPastMessageReader:
 
     def __init__(
         self,
-        client_settings: Mapping[str, str],
+        client_settings: ClientSettings,
         isolation: str = "read_committed",
         timeout_seconds: float = 30,
         *,

@@ -13,13 +13,13 @@ Next: kafka/spark_reader.py runs the query; kafka/task_reader.py reads the messa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from seriatim.engine.offsets import OffsetRange, Partition, Ranges, first_slice
+from seriatim.engine.offsets import OffsetByPartition, OffsetRange, Partition, Ranges, first_slice
 
 SOURCE_NAME = "seriatim_ranges"
 RANGE_SCHEMA = "topic string, partition int, from long, until long"
@@ -105,7 +105,7 @@ def _ranges_between(start: Offsets, end: Offsets) -> Ranges:
     return ranges
 
 
-def offsets_to_json(offsets: Mapping[Partition, int]) -> Offsets:
+def offsets_to_json(offsets: OffsetByPartition) -> Offsets:
     """Offsets as Spark keeps them. Equal offsets are the same text, because Spark compares texts."""
     topics: Offsets = {}
     for partition, offset in sorted(offsets.items()):

@@ -15,7 +15,6 @@ Next: engine/holes.py decides what the batches mean.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from itertools import pairwise
 
 import kafka.errors as kafka_errors
@@ -35,6 +34,7 @@ from seriatim.engine.holes import (
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import PlatformError
 from seriatim.kafka import client
+from seriatim.kafka.client import ClientSettings
 from seriatim.kafka.wire import (
     EARLIEST,
     LATEST,
@@ -61,7 +61,7 @@ class KafkaHoleExplainer:
 
     def __init__(
         self,
-        settings: Mapping[str, str],
+        settings: ClientSettings,
         isolation: str = "read_committed",
         retry_seconds_max: float = RETRY_SECONDS_MAX,
     ) -> None:

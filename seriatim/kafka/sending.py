@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
-from seriatim.kafka.client import create_client
+from seriatim.kafka.client import ClientSettings, create_client
 
 BROKER_TIMEOUT_SECONDS = 20
 POLL_EVERY_MESSAGES = 1000
@@ -24,7 +24,7 @@ SEND_AGAIN = "check the broker, then send again what was not acknowledged"
 class MessageSender:
     """Sends messages in order, each exactly once as far as the broker can ensure that."""
 
-    def __init__(self, client_settings: Mapping[str, str]) -> None:
+    def __init__(self, client_settings: ClientSettings) -> None:
         settings = {
             **client_settings,
             "linger.ms": 20,
@@ -99,7 +99,7 @@ class MessageSender:
         return PlatformError(message, acknowledged=self.acknowledged_count, next=SEND_AGAIN)
 
 
-def create_topics(client_settings: Mapping[str, str], topics: Mapping[str, int]) -> None:
+def create_topics(client_settings: ClientSettings, topics: Mapping[str, int]) -> None:
     """Create the topics that do not exist, and wait until every partition has a leader.
 
     A producer that sends before it knows all partitions spreads one session over two of them.

@@ -6,12 +6,12 @@ Next: ledger/gaps.py has what is sent; demo/producer.py is a producer that answe
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from seriatim.errors import PlatformError
-from seriatim.kafka.client import create_client
+from seriatim.kafka.client import ClientSettings, create_client
 from seriatim.ledger.gaps import SnapshotRequest
 
 SEND_TIMEOUT_SECONDS = 20
@@ -22,7 +22,7 @@ class KafkaSnapshotRequester:
 
     def __init__(
         self,
-        client_settings: Mapping[str, str],
+        client_settings: ClientSettings,
         topic: str,
         timeout_seconds: float = SEND_TIMEOUT_SECONDS,
     ) -> None:

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
@@ -37,12 +36,13 @@ from msgspec import Struct
 from py4j.protocol import Py4JError, Py4JNetworkError  # type: ignore[import-untyped]  # it has no types
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from seriatim.engine.failure import Failure, as_worker_error
 from seriatim.engine.files import SourceFailedError, ranges_to_log_ends
 from seriatim.engine.offsets import (
-    Bounds,
+    BoundsByPartition,
+    OffsetByPartition,
     OffsetRange,
     Partition,
     Ranges,
@@ -50,6 +50,9 @@ from seriatim.engine.offsets import (
     drop_empty_ranges,
 )
 from seriatim.errors import SIGKILL_ADVICE, SIGKILL_CAUSE, PlatformError, raise_broken_promise
+from seriatim.kafka import worker_setup
+from seriatim.kafka.client import ClientSettings
+from seriatim.kafka.executors import ExecutorWatcher
 from seriatim.kafka.range_source import RangeSource, offsets_from_json, offsets_to_json
 from seriatim.ports import (
     DEFAULT_READ_OPTIONS,
@@ -115,6 +118,12 @@ SESSION_SETTINGS = {
 }
 
 
+_watchers: list[ExecutorWatcher] = []
+"""What watches the executors of this process' Spark, if they are on other hosts. A process has one
+Spark.
+"""
+
+
 def create_spark_session(
     name: str,
     master: str,
@@ -122,8 +131,11 @@ def create_spark_session(
     jars: Iterable[Path],
     java_options: str,
     extra_settings: Mapping[str, str],
+    watcher: ExecutorWatcher | None = None,
 ) -> SparkSession:
-    """Start a Spark session with our settings: few log lines, times in UTC."""
+    """Start a Spark session with our settings: few log lines, times in UTC. `watcher` watches the
+    executors of a cluster.
+    """
     _silence_py4j()
     settings = {
         **SESSION_SETTINGS,
@@ -133,15 +145,30 @@ def create_spark_session(
         **extra_settings,
     }
     builder = SparkSession.builder.appName(f"seriatim {name}").master(master)
-    return _start_session(builder, settings)
+    if watcher is None:
+        return _start_session(builder, settings)
+    watcher.prepare({**settings, "spark.master": master})
+    return _watched(_start_session(builder, settings), watcher)
 
 
-def create_submitted_session(name: str) -> SparkSession:
+def create_submitted_session(name: str, watcher: ExecutorWatcher) -> SparkSession:
     """A session in the JVM that spark-submit has started. Master, JARs and memory are those it was
     submitted with.
     """
     _silence_py4j()
-    return _start_session(SparkSession.builder.appName(f"seriatim {name}"), SESSION_SETTINGS)
+    watcher.prepare({})
+    builder = SparkSession.builder.appName(f"seriatim {name}")
+    session = _start_session(builder, SESSION_SETTINGS)
+    if _has_local_master():
+        return session
+    return _watched(session, watcher)
+
+
+def _watched(session: SparkSession, watcher: ExecutorWatcher) -> SparkSession:
+    """The session, whose executors are watched from now on."""
+    _watchers.append(watcher)
+    watcher.start(session.sparkContext)
+    return session
 
 
 def create_remote_session(address: str) -> SparkSession:
@@ -163,6 +190,8 @@ def _start_session(builder: SparkSession.Builder, settings: Mapping[str, str]) -
 
 def stop_spark_session(session: SparkSession) -> None:
     """End a session. It is no error if its JVM has died already."""
+    while _watchers:
+        _watchers.pop().stop()
     with suppress(Py4JError, ConnectionError), warnings.catch_warnings():
         # pyspark warns that the JVM is gone, which was reported already.
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -204,19 +233,32 @@ def _is_not_py4j(log_record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def _translate_spark_errors() -> Iterator[None]:
+def translate_spark_errors() -> Iterator[None]:
     """Raise Spark's failures as our errors: Spark died, or reading failed and discovery decides what
     that means.
     """
     try:
         yield
     except (PySparkException, Py4JError, ConnectionError) as error:
+        for watcher in _watchers:
+            if watcher.error is not None:
+                raise watcher.error from None
         if is_jvm_dead(error):
             raise death(error, _jvm_signal()) from error
         text = str(error)
+        if not _has_local_master():
+            setup_error = worker_setup.setup_error(text, first_error_line(error))
+            if setup_error is not None:
+                raise setup_error from error
         if any(unreadable in text for unreadable in UNREADABLE_MESSAGE_ERRORS):
             raise UnreadableMessageError(first_error_line(error)) from error
         raise SourceFailedError(first_error_line(error)) from error
+
+
+def _has_local_master() -> bool:
+    """Whether this process' Spark works on this host alone."""
+    spark_context = SparkContext._active_spark_context
+    return spark_context is not None and spark_context.master.startswith("local")
 
 
 def death(error: Exception, signal_number: int | None) -> PlatformError:
@@ -287,7 +329,7 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 class SparkReader:
     """Reads Kafka through Spark's own source."""
 
-    def __init__(self, spark: SparkSession, kafka: Mapping[str, str]) -> None:
+    def __init__(self, spark: SparkSession, kafka: ClientSettings) -> None:
         self.spark = spark
         self._options = {
             **{f"kafka.{key}": value for key, value in kafka.items()},
@@ -297,7 +339,7 @@ class SparkReader:
 
     def read_slices(
         self,
-        starts: Mapping[Partition, int],
+        starts: OffsetByPartition,
         messages_max: int,
         on_slice: OnSlice,
         options: ReadOptions = DEFAULT_READ_OPTIONS,
@@ -305,7 +347,7 @@ class SparkReader:
         """Read from `starts` to the present log ends, with one slice per batch of an AvailableNow
         query.
         """
-        with scratch_folder("checkpoint") as checkpoint_folder, _translate_spark_errors():
+        with scratch_folder("checkpoint") as checkpoint_folder, translate_spark_errors():
             frame = self._stream_frame(starts, messages_max, options)
 
             def make_source(ranges: Ranges, batch: DataFrame) -> Source:
@@ -319,7 +361,7 @@ class SparkReader:
         """Read exactly these ranges, through the batch reader."""
         starts = {partition: offset_range.start for partition, offset_range in ranges.items()}
         ends = {partition: offset_range.end for partition, offset_range in ranges.items()}
-        with _translate_spark_errors():
+        with translate_spark_errors():
             reader = self.spark.read.format("kafka")
             reader = reader.options(**self._options, **_spark_options(options))
             reader = reader.option("assign", _assignment_json(ranges))
@@ -328,7 +370,7 @@ class SparkReader:
             return SparkSource(reader.load(), ranges, options)
 
     def _stream_frame(
-        self, starts: Mapping[Partition, int], messages_max: int, options: ReadOptions
+        self, starts: OffsetByPartition, messages_max: int, options: ReadOptions
     ) -> DataFrame:
         reader = self.spark.readStream.format("kafka")
         reader = reader.options(**self._options, **_spark_options(options))
@@ -375,9 +417,9 @@ class SparkSource:
 
     def map(self, task: ArrowTask, *, has_small_messages: bool = False) -> list[bytes]:
         """Run the task on every partition; the results."""
-        with _translate_spark_errors():
+        with translate_spark_errors():
             frame = self.build_frame(task, has_small_messages=has_small_messages)
-            return [bytes(row.result) for row in frame.collect()]
+            return _read_answers(frame.collect())
 
 
 class _PartitionMapper:
@@ -386,6 +428,7 @@ class _PartitionMapper:
     def __init__(self, task: ArrowTask, ranges: Ranges) -> None:
         self.task = task
         self.ranges = ranges
+        self.versions = worker_setup.versions_here()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filled_batches = (batch for batch in batches if batch.num_rows)
@@ -396,12 +439,30 @@ class _PartitionMapper:
         number = first_batch.column("partition")[0].as_py()
         partition = Partition(topic, number)
         messages = _checked_batches(partition, first_batch, filled_batches)
-        result = self.task(partition, self.ranges[partition], messages)
-        yield _result_batch(result)
+        answer = RangeAnswer.of(
+            partition,
+            self.versions,
+            lambda: self.task(partition, self.ranges[partition], messages),
+        )
+        yield _answer_batch(answer)
 
 
-def _result_batch(result: bytes) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict({"result": pa.array([result], pa.binary())})
+def _answer_batch(answer: RangeAnswer) -> pa.RecordBatch:
+    content = msgspec.msgpack.encode(answer)
+    return pa.RecordBatch.from_pydict({"result": pa.array([content], pa.binary())})
+
+
+def _read_answers(rows: Iterable[Row]) -> list[bytes]:
+    """The results of all tasks. A failure is raised."""
+    answers = [msgspec.msgpack.decode(row.result, type=RangeAnswer) for row in rows]
+    # A range that could not be read comes before any other failure: discovery finds out what
+    # happened to the log, and that may explain the others.
+    for answer in answers:
+        answer.raise_read_failure()
+    for answer in answers:
+        if answer.failure is not None:
+            raise answer.failure.to_error()
+    return [answer.result for answer in answers if answer.result is not None]
 
 
 def _checked_batches(
@@ -430,7 +491,7 @@ class TaskReader:
         self,
         spark: SparkSession,
         read_range: ReadRange,
-        read_bounds: Callable[[], Mapping[Partition, Bounds]],
+        read_bounds: Callable[[], BoundsByPartition],
         *,
         has_queries: bool = True,
     ) -> None:
@@ -444,7 +505,7 @@ class TaskReader:
 
     def read_slices(
         self,
-        starts: Mapping[Partition, int],
+        starts: OffsetByPartition,
         messages_max: int,
         on_slice: OnSlice,
         options: ReadOptions = DEFAULT_READ_OPTIONS,
@@ -469,14 +530,16 @@ class TaskReader:
         """
         has_begun = False
 
-        def make_source(slice_ranges: Ranges, batch: DataFrame) -> Source:
+        def make_source(slice_ranges: Ranges, _: DataFrame) -> Source:
             nonlocal has_begun
             has_begun = True
-            return TaskSource(self.spark, slice_ranges, self.read_range, options, batch)
+            # The ranges are known. To read them from the batch's frame, Spark would start a second
+            # Python worker beside each task.
+            return TaskSource(self.spark, slice_ranges, self.read_range, options)
 
         first_offsets = {partition: taken.start for partition, taken in ranges.items()}
         try:
-            with scratch_folder("checkpoint") as checkpoint_folder, _translate_spark_errors():
+            with scratch_folder("checkpoint") as checkpoint_folder, translate_spark_errors():
                 frame = self._stream_frame(ranges, messages_max)
                 query = _AvailableNowQuery(
                     frame, checkpoint_folder, first_offsets, on_slice, make_source
@@ -521,6 +584,27 @@ class RangeAnswer(Struct, frozen=True, kw_only=True):
     is_unreadable_message: bool = False
     """The failure to read is a message that cannot be read."""
 
+    @classmethod
+    def of(
+        cls,
+        partition: Partition,
+        driver: worker_setup.Versions,
+        fold: Callable[[], bytes | None],
+    ) -> RangeAnswer:
+        """Called in the worker: fold, if it has the driver's versions, and answer."""
+        try:
+            worker_setup.refuse_other_versions(driver)
+            return cls(result=fold())
+        except SourceFailedError as error:
+            return cls(
+                read_failure=str(error) or type(error).__name__,
+                is_unreadable_message=isinstance(error, UnreadableMessageError),
+            )
+        except Exception as error:  # noqa: BLE001  # the driver reports it once
+            our_error = as_worker_error(str(partition), error)
+            worker_setup.name_worker(our_error)
+            return cls(failure=Failure.of(our_error))
+
     def raise_read_failure(self) -> None:
         """Raise the failure to read, if there is one."""
         if self.is_unreadable_message:
@@ -530,9 +614,7 @@ class RangeAnswer(Struct, frozen=True, kw_only=True):
 
 
 class TaskSource:
-    """The ranges of a slice, for one task per partition. `batch` is the frame in which a query gave
-    them; without one they are handed out by number.
-    """
+    """The ranges of a slice, for one task per partition. They are handed out by number."""
 
     def __init__(
         self,
@@ -540,23 +622,19 @@ class TaskSource:
         ranges: Ranges,
         read_range: ReadRange,
         options: ReadOptions,
-        batch: DataFrame | None = None,
     ) -> None:
         self.spark = spark
         self.read_range = read_range
         self.options = options
-        self.batch = batch
         filled_ranges = drop_empty_ranges(ranges)
         # The longest begins first, so that it is not the one that all others wait for.
         self.ranges = sorted(filled_ranges.items(), key=lambda item: (-len(item[1]), item[0]))
 
     def build_frame(self, task: ArrowTask) -> DataFrame:
         """The frame that runs the task once for each range. Nothing is exchanged between them."""
-        frame = self.batch
-        if frame is None:
-            # A row with a number for each range, each in a partition of Spark's own.
-            range_count = len(self.ranges)
-            frame = self.spark.range(0, range_count, 1, range_count)
+        # A row with a number for each range, each in a partition of Spark's own.
+        range_count = len(self.ranges)
+        frame = self.spark.range(0, range_count, 1, range_count)
         mapper = _RangeMapper(task, self.read_range, self.ranges, self.options)
         return frame.mapInArrow(mapper, RESULT_SCHEMA)
 
@@ -566,17 +644,9 @@ class TaskSource:
         """
         if not self.ranges:
             return []
-        with _translate_spark_errors():
+        with translate_spark_errors():
             rows = self.build_frame(task).collect()
-        answers = [msgspec.msgpack.decode(row.result, type=RangeAnswer) for row in rows]
-        # A range that could not be read comes before any other failure: discovery finds out what
-        # happened to the log, and that may explain the others.
-        for answer in answers:
-            answer.raise_read_failure()
-        for answer in answers:
-            if answer.failure is not None:
-                raise answer.failure.to_error()
-        return [answer.result for answer in answers if answer.result is not None]
+        return _read_answers(rows)
 
 
 class _RangeMapper:
@@ -593,36 +663,23 @@ class _RangeMapper:
         self.read_range = read_range
         self.numbered_ranges = numbered_ranges
         self.options = options
+        self.versions = worker_setup.versions_here()
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            for row in batch.to_pylist():
-                partition, offset_range = self._range_of(row)
-                answer = msgspec.msgpack.encode(self._answer(partition, offset_range))
-                yield _result_batch(answer)
-
-    def _range_of(self, row: dict[str, Any]) -> tuple[Partition, OffsetRange]:
-        """The range of a row: one that our source planned, or a number."""
-        if "id" in row:
-            return self.numbered_ranges[row["id"]]
-        return Partition(row["topic"], row["partition"]), OffsetRange(row["from"], row["until"])
+            for number in batch.column("id").to_pylist():
+                partition, offset_range = self.numbered_ranges[number]
+                yield _answer_batch(self._answer(partition, offset_range))
 
     def _answer(self, partition: Partition, offset_range: OffsetRange) -> RangeAnswer:
-        try:
+        def fold() -> bytes | None:
             messages = self.read_range(partition, offset_range, self.options.with_headers)
             first_batch = next(messages, None)
             if first_batch is None:
-                return RangeAnswer()
-            result = self.task(partition, offset_range, chain([first_batch], messages))
-            return RangeAnswer(result=result)
-        except SourceFailedError as error:
-            is_unreadable_message = isinstance(error, UnreadableMessageError)
-            return RangeAnswer(
-                read_failure=str(error) or type(error).__name__,
-                is_unreadable_message=is_unreadable_message,
-            )
-        except Exception as error:  # noqa: BLE001  # the driver reports it once
-            return RangeAnswer(failure=Failure.of(as_worker_error(str(partition), error)))
+                return None
+            return self.task(partition, offset_range, chain([first_batch], messages))
+
+        return RangeAnswer.of(partition, self.versions, fold)
 
 
 class _StopQuery(Exception):  # noqa: N818  # a signal to Spark, not an error
@@ -636,7 +693,7 @@ class _AvailableNowQuery:
         self,
         frame: DataFrame,
         checkpoint_folder: Path,
-        starts: Mapping[Partition, int],
+        starts: OffsetByPartition,
         on_slice: OnSlice,
         make_source: Callable[[Ranges, DataFrame], Source],
     ) -> None:

@@ -12,7 +12,7 @@ Next: kafka/spark_reader.py runs this in one task per partition; kafka/wire.py t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -28,6 +28,7 @@ from seriatim.engine.messages import Header
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import raise_broken_promise
 from seriatim.kafka import client
+from seriatim.kafka.client import SettingsSource
 from seriatim.kafka.wire import (
     MAGIC_V2,
     Fetched,
@@ -69,11 +70,11 @@ class KafkaRangeReader:
 
     def __init__(
         self,
-        settings: Mapping[str, str],
+        settings: SettingsSource,
         isolation: str = "read_committed",
         retry_seconds_max: float = RETRY_SECONDS_MAX,
     ) -> None:
-        self.settings = dict(settings)
+        self.settings = settings
         self.isolation = isolation
         self.retry_seconds_max = retry_seconds_max
 
@@ -161,14 +162,14 @@ class _PartitionFetcher:
                 if not isinstance(error, OSError) and not getattr(error, "retriable", False):
                     break
                 time.sleep(RETRY_WAIT_SECONDS)
-        servers = self.reader.settings["bootstrap.servers"]
+        servers = client.resolve_settings(self.reader.settings)["bootstrap.servers"]
         raise SourceFailedError(
             f"{self.partition}: Kafka at {servers} cannot be read from offset {offset} on: {trouble}"
         )
 
     def _connect_leader(self) -> PartitionLeader:
         if self._leader is None:
-            settings = client.python_settings(self.reader.settings)
+            settings = client.python_settings(client.resolve_settings(self.reader.settings))
             connections = open_connections(settings, self.reader.retry_seconds_max)
             manager = self._stack.enter_context(connections)
             self._leader = PartitionLeader(manager, self.partition, self.reader.isolation)

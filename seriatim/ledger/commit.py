@@ -69,9 +69,14 @@ def require_head(store: LedgerStore, stream: str) -> LedgerHead:
     return head
 
 
-def never_run_error(stream: str) -> ConfigError:
-    """The error of a command that needs the ledger of a stream that was never run."""
-    return ConfigError(f"{stream}: it was never run", next=f"seriatim run {stream}")
+def never_run_error(stream: str, consequence: str = "") -> ConfigError:
+    """The error of a command that needs the ledger of a stream that was never run. `consequence` is
+    what the command cannot do.
+    """
+    message = f"{stream}: it was never run"
+    if consequence:
+        message += f", so {consequence}"
+    return ConfigError(message, next=f"seriatim run {stream}")
 
 
 def read_head_again(store: LedgerStore, stream: str) -> LedgerHead:
@@ -169,6 +174,7 @@ def commit(
             last_conflict = str(conflict)
             continue
         # 5. The witness.
+        # Another run may have gone on from our entry meanwhile: then its head is as good.
         committed_head = store.head(head.ledger.stream) or head
         return _write_witness(store, committed_head), committed_entry
     raise PlatformError(

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable
 
 from msgspec import Struct
 
-from seriatim.engine.files import File
+from seriatim.engine.files import File, Files, group_by_partition
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Ledger
@@ -30,7 +30,7 @@ class PartitionCatchUp(Struct, frozen=True, kw_only=True):
     """What is read of one partition to bring its rows up to an entry."""
 
     partition: Partition
-    files: tuple[File, ...]
+    files: Files
     topic_ids: tuple[str, ...]
     """Topic ids, oldest first."""
     first_new_offset: int = -1
@@ -111,7 +111,7 @@ def plan_catch_ups(
 
     `files` are those of the table at the later entry.
     """
-    files_by_partition, foreign_files = _files_by_partition(files, after.partitions)
+    files_by_partition, foreign_files = group_by_partition(files, after.partitions)
     accounts_before = before.partitions if before else {}
     catch_ups = []
     for partition_name, account in after.partitions.items():
@@ -144,26 +144,6 @@ def plan_catch_ups(
             )
             catch_ups.append(catch_up)
     return catch_ups
-
-
-def _files_by_partition(
-    files: Iterable[File],
-    partition_names: Collection[str],
-) -> tuple[dict[str, list[File]], list[File]]:
-    """Record files by the partition in their path, in order of their offsets; and files that
-    somebody else wrote (OPTIMIZE).
-    """
-    own_files: dict[str, list[File]] = {}
-    foreign_files: list[File] = []
-    for file in files:
-        partition_name = file.path.partition("/")[2].rpartition("/")[0]
-        if partition_name in partition_names:
-            own_files.setdefault(partition_name, []).append(file)
-        else:
-            foreign_files.append(file)
-    for partition_files in own_files.values():
-        partition_files.sort(key=lambda file: file.first_offset)
-    return own_files, foreign_files
 
 
 class CurrentWriteResult(Struct, frozen=True):

@@ -38,6 +38,7 @@ from seriatim.storage.delta_table import (
     STORAGE_ERRORS,
     MarkedTable,
     TableCommit,
+    TableFile,
     TableVersion,
     record_table_file,
 )
@@ -68,6 +69,8 @@ class DeltaLedger(StoredLedger):
         )
         self._synced_sequence = -1
         """The last entry that this process committed and synced to the disk."""
+        self._first_of_format: dict[str, str] = {}
+        """Streams whose last entry has an older format, by the hash of the manifest that comes next."""
 
     def load_table(self, stream: str, version: int | None = None) -> TableVersion | None:
         """The table of records, as of its newest version or an earlier one."""
@@ -126,25 +129,44 @@ class DeltaLedger(StoredLedger):
             "manifest": manifest.path,
             "sha256": manifest.sha256,
         }
-        added_files = []
+        added_files: list[File] = []
+        table_files: list[TableFile] = []
         for change in entry.changes:
-            added_files += [(change.partition, file) for file in change.records]
-        self._refuse_missing_files([file for _, file in added_files])
+            added_files += change.records
+            for file in change.records:
+                table_files.append(record_table_file(change.partition, file))
+        self._refuse_missing_files(added_files)
+        removed_keys = [path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE]
+        if head is not None and head.format < MANIFEST_FORMAT:
+            self._first_of_format[manifest.sha256] = head.ledger.stream
         version = self.table.commit(
             None if head is None else head.token,
             mark,
-            [record_table_file(partition, file) for partition, file in added_files],
-            [path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE],
+            table_files,
+            removed_keys,
             data_change=not isinstance(entry, CompactEntry),
         )
         if self.store.is_remote:
             known = msgspec.convert(mark, CommitMark)
             self.known_marks[entry.sequence] = replace(known, version=version)
         self._synced_sequence = entry.sequence
-        if head is not None and head.format < MANIFEST_FORMAT:
+        self._announce_format(manifest.sha256)
+
+    def has_manifest(self, sha256: str, after: int) -> bool:
+        """Whether an entry later than sequence `after` names this manifest."""
+        is_committed = super().has_manifest(sha256, after)
+        if is_committed:
+            # A commit of ours whose answer got lost is known only from here.
+            self._announce_format(sha256)
+        return is_committed
+
+    def _announce_format(self, sha256: str) -> None:
+        """Log that an output has a newer format, after the first entry of ours that has it."""
+        stream = self._first_of_format.pop(sha256, None)
+        if stream is not None:
             log.warning(
                 "%s: this output is now written in format %d; versions before 0.2.0 refuse it",
-                head.ledger.stream,
+                stream,
                 MANIFEST_FORMAT,
                 extra={"fields": {"format": MANIFEST_FORMAT}},
             )

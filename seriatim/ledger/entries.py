@@ -613,10 +613,10 @@ Entry = (
 """One commit: what it did, and what it requires. In manifests its `kind` says of which type it is."""
 AnyEntry = TypeVar("AnyEntry", bound=Entry)
 """For functions that return an entry of the same type as they were given."""
-ENTRY_TYPES: dict[str, type[Entry]] = {
-    entry_type.__struct_config__.tag: entry_type for entry_type in get_args(Entry)
-}
+ENTRY_TYPES: dict[str, type[Entry]] = {}
 """The types by the kind that manifests name. An entry of another kind is of a newer version."""
+for _entry_type in get_args(Entry):
+    ENTRY_TYPES[_entry_type.__struct_config__.tag] = _entry_type
 
 
 def apply_entry(entry: Entry, ledger: Ledger) -> Ledger:

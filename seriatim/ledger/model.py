@@ -21,8 +21,9 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.files import Certificate, File, file_paths
+from seriatim.engine.files import Certificate, File, Files, FilesByTable, file_paths
 from seriatim.engine.findings import FindingsError, GapMark
+from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, ensure
 
@@ -81,7 +82,7 @@ class Account(
     initial_frontier: int
     """Where the frontier began: sessions are headless from here to their first snapshot."""
     epoch: int = 0
-    state: tuple[File, ...] = ()
+    state: Files = ()
     """Oldest first; a session is in the newest file that has it."""
     halt: Halt | None = None
     hold: str | None = None
@@ -287,12 +288,12 @@ class Change(
     topic_id: str
     initial_frontier: int
     certificate: Certificate | None = None
-    state: tuple[File, ...] | None = None
+    state: Files | None = None
     """The state files after; None: unchanged."""
-    records: tuple[File, ...] = ()
-    other_records: dict[str, tuple[File, ...]] = field(default_factory=dict)
+    records: Files = ()
+    other_records: FilesByTable = field(default_factory=dict)
     """Record files of the machine's other tables, by table."""
-    quarantine_files: tuple[File, ...] = ()
+    quarantine_files: Files = ()
     """Files of quarantined messages."""
     halt: Halt | None = None
     marks: tuple[GapMark, ...] = ()
@@ -341,7 +342,7 @@ def unmoved_change(partition: Partition, account: Account) -> Change:
     )
 
 
-def state_files_after(change: Change, account: Account) -> tuple[File, ...]:
+def state_files_after(change: Change, account: Account) -> Files:
     """The state files after a change.
 
     If older files were compacted while the change was made, the compacted files stay, below the
@@ -397,28 +398,26 @@ def circuit_advice(ledger: Ledger) -> str:
 
 
 def refuse_incompatible_machine(
-    ledger: Ledger,
-    machine: str,
-    state_version: int,
-    can_upgrade: bool,
-    shape: str,
+    ledger: Ledger, runner: Runner, *, may_be_another: bool = False
 ) -> None:
-    """Refuse code that would misread the state: code that is older than the state, another machine,
-    or a newer machine without `upgrade`.
+    """Refuse code that would misread the state: code that is older than the state, another machine
+    (unless it may be one), or a newer machine without `upgrade`.
     """
     stream = ledger.stream
-    if ledger.machine and ledger.machine != machine:
+    machine = runner.name
+    state_version = runner.state_version
+    if ledger.machine and ledger.machine != machine and not may_be_another:
         raise ConfigError(
             f"{stream}: the state was written by machine {ledger.machine!r}, "
             f"the stream file says {machine!r}",
             next=f"set machine = {ledger.machine!r}, "
             "or give the new machine its own stream file and output path",
         )
-    if ledger.shape and ledger.shape != shape:
+    if ledger.shape and ledger.shape != runner.shape:
         raise ConfigError(
             f"{stream}: the stream file has changed in a way that would misread the state",
             expected=ledger.shape,
-            found=shape,
+            found=runner.shape,
             next="set it back, or give the stream a new output path",
         )
     if state_version < ledger.state_version:
@@ -427,7 +426,8 @@ def refuse_incompatible_machine(
             f"this code knows only {state_version}",
             next=f"deploy the code that wrote version {ledger.state_version}, or newer",
         )
-    if ledger.state_version and state_version > ledger.state_version and not can_upgrade:
+    is_newer = state_version > ledger.state_version > 0
+    if is_newer and not runner.can_upgrade:
         raise ConfigError(
             f"{stream}: the state has version {ledger.state_version}, "
             f"this code {state_version} and no `upgrade`",

@@ -80,9 +80,9 @@ class OutdatedFiles:
         self.sequence = ledger.sequence
         """The oldest entry of which all files are kept."""
         self._is_recent = False
-        self._state_paths_by_partition = {
-            name: set(file_paths(account.state)) for name, account in ledger.partitions.items()
-        }
+        self._state_paths_by_partition: dict[str, set[str]] = {}
+        for name, account in ledger.partitions.items():
+            self._state_paths_by_partition[name] = set(file_paths(account.state))
 
     def add_entry(self, manifest: Manifest) -> None:
         """Add the next entry."""

@@ -13,14 +13,13 @@ from typing import Any
 
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.records import RowImage, RowKeySpec, same_rows
+from seriatim.engine.records import Record, RowImage, RowKeySpec, same_rows
 from seriatim.errors import IntegrityError
 from seriatim.operations.prove.partition_rules import Evidence
 from seriatim.operations.prove.suite import BrokenCheckError, Expectation, Judgement, Suite
 from seriatim.ports import FileOutline, ScannedRecords, ScanRequest, UnreadableFileError
 
-Row = dict[str, Any]
-ReadRows = Callable[[File], Sequence[Row]]
+ReadRows = Callable[[File], Sequence[Record]]
 
 
 class MemorySight:
@@ -64,7 +63,7 @@ class MemorySight:
         return scanned
 
 
-def _outline_rows(rows: Sequence[Row]) -> FileOutline:
+def _outline_rows(rows: Sequence[Record]) -> FileOutline:
     """What a record file with these rows contains."""
     outline = FileOutline(rows=len(rows))
     previous: dict[str, tuple[int, int]] = {}
@@ -91,19 +90,22 @@ def _outline_rows(rows: Sequence[Row]) -> FileOutline:
     return outline
 
 
-def _row_images(row: Row, spec: RowKeySpec) -> tuple[RowImage, RowImage]:
+def _row_images(row: Record, spec: RowKeySpec) -> tuple[RowImage, RowImage]:
     """The row before a record, as the record says, and after it."""
     before = None
+    # A key is never null. So where it is, there was no row before.
     if spec.has_before_images and row[f"before_{spec.key[0]}"] is not None:
         before = tuple(row[f"before_{name}"] for name in spec.columns)
     after = None
     if not spec.deletes_row(row):
         after = tuple(row[name] for name in spec.columns)
-    image = RowImage(row["topic_id"], row["session"], spec.key_of(row), before, row["offset"])
+    topic_id = row["topic_id"]
+    session = row["session"]
+    image = RowImage(topic_id, session, spec.key_of(row), before, row["offset"])
     return image, image._replace(row=after)
 
 
-def _is_new(row: Row, first_offsets: Mapping[str, int] | None) -> bool:
+def _is_new(row: Record, first_offsets: Mapping[str, int] | None) -> bool:
     if first_offsets is None:
         return True
     first_offset = first_offsets.get(row["topic_id"])
@@ -124,7 +126,7 @@ class MemoryChecker:
         first_new_offsets: Mapping[str, int],
     ) -> list[Judgement]:
         """The judgements on new records."""
-        new_rows: list[tuple[str, Row]] = []
+        new_rows: list[tuple[str, Record]] = []
         for file in files:
             rows = _read_rows(self.read, file)
             new_rows += [(file.path, row) for row in rows if _is_new(row, first_new_offsets)]
@@ -160,7 +162,7 @@ class MemoryChecker:
         return judgements
 
 
-def _read_rows(read: ReadRows, file: File) -> Sequence[Row]:
+def _read_rows(read: ReadRows, file: File) -> Sequence[Record]:
     try:
         return read(file)
     except IntegrityError as error:
@@ -170,7 +172,7 @@ def _read_rows(read: ReadRows, file: File) -> Sequence[Row]:
 def _judge_expectation(
     expectation: Expectation,
     partition: Partition,
-    rows: list[tuple[str, Row]],
+    rows: list[tuple[str, Record]],
 ) -> Judgement | None:
     """The judgement on rows with the paths of their files; None if all are as expected."""
     if not rows:
@@ -182,33 +184,38 @@ def _judge_expectation(
                 expectation, f"there is no column {name!r}; there are {', '.join(columns)}"
             )
     condition = expectation.kwargs.get("row_condition")
-    judged = [(path, row) for path, row in rows if _matches_condition(condition, row)]
-    # By identity: two rows may be equal, and only one of them unexpected.
-    unexpected_ids = set(map(id, _unexpected_rows(expectation, [row for _, row in judged])))
-    unexpected = [(path, row) for path, row in judged if id(row) in unexpected_ids]
-    if not unexpected:
+    judged_rows = [row for _, row in rows if _matches_condition(condition, row)]
+    unexpected_rows = _unexpected_rows(expectation, judged_rows)
+    if not unexpected_rows:
         return None
     column = expectation.kwargs.get("column", "")
-    examples = [repr(row.get(column)) for _, row in unexpected[:3]]
+    examples = [repr(row.get(column)) for row in unexpected_rows[:3]]
+    offsets = [row["offset"] for row in unexpected_rows]
+    # By identity: two rows may be equal, and only one of them unexpected.
+    unexpected_ids = set(map(id, unexpected_rows))
+    files: list[str] = []
+    for path, row in rows:
+        if path and path not in files and id(row) in unexpected_ids:
+            files.append(path)
     return Judgement(
         expectation=expectation,
         partition=partition,
-        broken_count=len(unexpected),
+        broken_count=len(unexpected_rows),
         row_count=len(rows),
-        example_offset=min(row["offset"] for _, row in unexpected),
+        example_offset=min(offsets),
         found=", ".join(dict.fromkeys(examples)),
-        files=tuple(dict.fromkeys(path for path, _ in unexpected if path)),
+        files=tuple(files),
     )
 
 
-def _matches_condition(condition: Any, row: Row) -> bool:
+def _matches_condition(condition: Any, row: Record) -> bool:
     if condition is None:
         return True
     value = row[condition["column"]["name"]]
     return bool(same_rows((value,), (condition["parameter"],)))
 
 
-def _unexpected_rows(expectation: Expectation, rows: list[Row]) -> list[Row]:
+def _unexpected_rows(expectation: Expectation, rows: list[Record]) -> list[Record]:
     """The rows that are not as expected."""
     options = expectation.kwargs
     kind = expectation.type

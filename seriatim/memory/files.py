@@ -15,12 +15,13 @@ from msgspec import Struct, field
 from xxhash import xxh3_128
 
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import File, UnfitRecordsError
+from seriatim.engine.files import File, Files, UnfitRecordsError
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.records import (
     MAIN_TABLE,
     OTHER_TABLE_PREFIX,
+    Record,
     RecordSource,
     RowKeySpec,
     SessionTable,
@@ -33,8 +34,10 @@ from seriatim.engine.session import (
     FoldOutput,
     QuarantinedMessage,
     ReplacedRecords,
+    Row,
     Session,
     SessionEndRecords,
+    SessionsByName,
     pack_session,
     unpack_session,
 )
@@ -76,7 +79,7 @@ class MemoryFile(Struct):
     """A file: its bytes, and the rows that they stand for. It is empty until it is closed."""
 
     content: bytes = b""
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[Record] = field(default_factory=list)
 
 
 class MemoryFiles:
@@ -156,7 +159,7 @@ class MemoryFiles:
     ) -> File:
         """Write one record file of several, each proved before it is copied."""
         path = f"records/{partition}/{stem}"
-        rows: list[dict[str, Any]] = []
+        rows: list[Record] = []
         self.open(path)
         for file in files:
             rows += self.read(file).rows
@@ -167,7 +170,7 @@ class MemoryFiles:
         ensure(sorted(set(positions)) == positions, "files follow each other", path=path)
         return self.close(path, msgspec.msgpack.encode(rows), rows)
 
-    def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
+    def load(self, files: Iterable[File], names: Iterable[str]) -> SessionsByName:
         """The named sessions, each from the newest file that has it."""
         sessions = self.load_all(files)
         return {name: sessions[name] for name in names if name in sessions}
@@ -180,9 +183,9 @@ class MemoryFiles:
         self,
         partition: Partition,
         stem: str,
-        sessions: Mapping[str, Session],
+        sessions: SessionsByName,
         files_to_merge: Iterable[File],
-    ) -> tuple[File, ...]:
+    ) -> Files:
         """Write sessions on top of those of the files to be merged."""
         packed_sessions = self._packed_sessions(files_to_merge)
         for name, session in sessions.items():
@@ -193,7 +196,7 @@ class MemoryFiles:
         rows = [{"session": name} for name in packed_sessions]
         return (self.close(path, msgspec.msgpack.encode(packed_sessions), rows),)
 
-    def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
+    def quarantined_sessions(self, files: Iterable[File]) -> SessionsByName:
         """The sessions in quarantine."""
         sessions = self.load_all(files)
         return {name: session for name, session in sessions.items() if session.finding is not None}
@@ -202,7 +205,7 @@ class MemoryFiles:
         """Every session, one by one."""
         return self.load_all(files).items()
 
-    def load_all(self, files: Iterable[File]) -> dict[str, Session]:
+    def load_all(self, files: Iterable[File]) -> SessionsByName:
         """All sessions of state files, each from the newest file that has it."""
         packed_sessions = self._packed_sessions(files)
         return {name: unpack_session(packed) for name, packed in packed_sessions.items()}
@@ -251,7 +254,10 @@ class MemoryFiles:
 
     def has_replaced_records(self, file: File, replaced: ReplacedRecords) -> bool:
         """Whether a file has a record that is replaced."""
-        return any(replaced.includes(row["session"], row["offset"]) for row in self.read(file).rows)
+        for row in self.read(file).rows:
+            if replaced.includes(row["session"], row["offset"]):
+                return True
+        return False
 
     def has_records_in(
         self,
@@ -281,7 +287,7 @@ class MemoryFiles:
         row_key_spec: RowKeySpec,
     ) -> Iterable[SessionTable]:
         """The table of each session, as the records of a partition leave it."""
-        records_by_session: dict[str, list[dict[str, Any]]] = {}
+        records_by_session: dict[str, list[Record]] = {}
         for file in sorted(files, key=lambda file: file.first_offset):
             for record in self.read(file).rows:
                 ensure(
@@ -353,7 +359,7 @@ class MemoryFiles:
         self,
         files: Sequence[File],
         replaced: ReplacedRecords,
-    ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    ) -> tuple[list[Record], list[Record]]:
         """The records of files that are replaced, and those that are not."""
         replaced_records = []
         other_records = []
@@ -369,7 +375,7 @@ class MemoryFiles:
         self,
         files: Sequence[File],
         offset_range: OffsetRange,
-    ) -> list[dict[str, Any]]:
+    ) -> list[Record]:
         records = []
         for file in files:
             rows = self.read(file).rows
@@ -386,7 +392,7 @@ class MemoryFiles:
         self,
         path: str,
         content: bytes,
-        rows: list[dict[str, Any]],
+        rows: list[Record],
     ) -> File:
         """Finish a file and return its description for the ledger. `FileNotFoundError` if another
         run swept it meanwhile.
@@ -422,9 +428,9 @@ class _MemoryWriter:
         self.path = path
         self.partition = partition
         self.topic_id = topic_id
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Record] = []
 
-    def add(self, rows: list[dict[str, Any]]) -> None:
+    def add(self, rows: list[Record]) -> None:
         """Add rows. The first ones open the file."""
         if rows and not self.rows:
             self.files.open(self.path)
@@ -483,13 +489,16 @@ class MemoryRecordWriter(_MemoryWriter):
         )
         self._add_records(source, end_records.rows)
 
-    def _refuse_unfit_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _refuse_unfit_rows(self, rows: Sequence[Row]) -> None:
         kinds = list(self.columns.values())
-        unfit = [i for i, row in enumerate(rows) if not all(map(_fits, row, kinds))]
+        unfit: list[int] = []
+        for i, row in enumerate(rows):
+            if not all(map(_fits, row, kinds)):
+                unfit.append(i)
         if unfit:
             raise UnfitRecordsError(unfit)
 
-    def _add_records(self, source: RecordSource, rows: Sequence[tuple[Any, ...]]) -> None:
+    def _add_records(self, source: RecordSource, rows: Sequence[Row]) -> None:
         records = record_values(source)
         for record, values in zip(records, rows, strict=True):
             record.update(zip(self.columns, values, strict=True))

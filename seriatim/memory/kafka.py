@@ -6,7 +6,7 @@ Next: memory/files.py has the files that the fold writes; memory/ledger.py has i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -18,7 +18,15 @@ from xxhash import xxh3_64_intdigest
 from seriatim.engine.files import SourceFailedError, ranges_to_log_ends
 from seriatim.engine.holes import ExplainedRange, KafkaRecordBatch, LogView, explain_hole
 from seriatim.engine.messages import Header, MessageBatch, first_unreadable_message
-from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges, cut_into_slices
+from seriatim.engine.offsets import (
+    Bounds,
+    BoundsByPartition,
+    OffsetByPartition,
+    OffsetRange,
+    Partition,
+    Ranges,
+    cut_into_slices,
+)
 from seriatim.engine.retention import RetainedLog, RetentionRules
 from seriatim.errors import PlatformError, ensure
 from seriatim.formats.registry import RegisteredSchema, SchemaReference, UnknownSchemaError
@@ -251,8 +259,8 @@ class MemoryKafka:
 
     def read_retention(
         self,
-        bounds: Mapping[Partition, Bounds],
-        frontiers: Mapping[Partition, int],
+        bounds: BoundsByPartition,
+        frontiers: OffsetByPartition,
     ) -> dict[Partition, RetainedLog]:
         """What each log holds beyond these frontiers, and how long it is retained."""
         return {
@@ -363,7 +371,7 @@ class MemoryReader:
 
     def read_slices(
         self,
-        starts: Mapping[Partition, int],
+        starts: OffsetByPartition,
         messages_max: int,
         on_slice: OnSlice,
         options: ReadOptions = DEFAULT_READ_OPTIONS,

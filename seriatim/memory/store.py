@@ -52,6 +52,10 @@ class MemoryStore:
         except KeyError:
             raise FileNotFoundError(errno.ENOENT, "no such object", key) from None
 
+    def read_again(self, key: str, digest: str) -> bytes:
+        """A whole object."""
+        return self.read(key)
+
     def blocks(self, key: str) -> Iterator[Buffer]:
         """The content, as one block."""
         yield self.read(key)
@@ -73,13 +77,21 @@ class MemoryStore:
 
     def keys(self, prefix: str, after: str = "") -> Iterator[tuple[str, int]]:
         """The objects below a prefix, with their sizes, sorted by key."""
-        keys = sorted(key for key in self.objects if key.startswith(prefix) and key > after)
-        return iter([(key, len(self.objects[key])) for key in keys])
+        sizes: dict[str, int] = {}
+        for key, content in self.objects.items():
+            if key.startswith(prefix) and key > after:
+                sizes[key] = len(content)
+        # The list is made at once, because callers delete while they iterate.
+        return iter(sorted(sizes.items()))
 
     def stamps(self, prefix: str) -> dict[str, str]:
         """The content itself, for each object right below a prefix."""
-        keys = [key for key in self.objects if key.startswith(prefix)]
-        return {key: self.objects[key].hex() for key in keys if "/" not in key.removeprefix(prefix)}
+        stamps: dict[str, str] = {}
+        for key, content in self.objects.items():
+            is_right_below = "/" not in key.removeprefix(prefix)
+            if key.startswith(prefix) and is_right_below:
+                stamps[key] = content.hex()
+        return stamps
 
     def folders(self, prefix: str) -> list[str]:
         """The names between the prefix and the next "/"."""

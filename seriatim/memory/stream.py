@@ -17,7 +17,8 @@ from seriatim.engine.files import Explain, StateStore
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition
-from seriatim.engine.session import Session
+from seriatim.engine.records import Record
+from seriatim.engine.session import SessionsByName
 from seriatim.engine.task import PartitionWork, TaskContext, find_work, run_task
 from seriatim.ledger.model import Account
 from seriatim.memory.files import MemoryDigests, MemoryFiles
@@ -135,16 +136,16 @@ class MemoryStream:
         """Fold everything that waits."""
         return self.folding().run(messages_max, until)
 
-    def rows(self, partition: Partition | None = None) -> list[dict[str, Any]]:
+    def rows(self, partition: Partition | None = None) -> list[Record]:
         """The committed records, in the order in which they were committed."""
-        rows: list[dict[str, Any]] = []
+        rows: list[Record] = []
         for file in self.ledger.files_now():
             rows += self.files.read(file).rows
         if partition is None:
             return rows
         return [row for row in rows if partition == Partition(row["topic"], row["partition"])]
 
-    def other_rows(self, table: str) -> list[dict[str, Any]]:
+    def other_rows(self, table: str) -> list[Record]:
         """The committed records of one of the machine's other tables, by entry."""
         rows = []
         for file in self.derived.outputs.files(table):
@@ -159,6 +160,6 @@ class MemoryStream:
         accounts = head.ledger.partitions.items()
         return {Partition.parse(name): account for name, account in accounts}
 
-    def sessions(self, partition: Partition) -> dict[str, Session]:
+    def sessions(self, partition: Partition) -> SessionsByName:
         """The committed sessions of a partition, their state still as bytes."""
         return self.files.load_all(self.accounts()[partition].state)

@@ -13,7 +13,8 @@ from msgspec import Struct
 from seriatim.engine.crash_points import crash_point
 from seriatim.engine.files import File, file_paths
 from seriatim.engine.offsets import Partition
-from seriatim.engine.records import LAST_RECORD_COLUMNS, RowKeySpec
+from seriatim.engine.records import LAST_RECORD_COLUMNS, Record, RowKeySpec
+from seriatim.engine.session import Row
 from seriatim.ledger.current_rows import (
     CurrentWriteResult,
     PartitionCatchUp,
@@ -30,7 +31,7 @@ from seriatim.ports import (
     PublishedVersion,
 )
 
-CurrentRowsByKey = dict[tuple[Any, ...], dict[str, Any]]
+CurrentRowsByKey = dict[Row, Record]
 """The rows by session and key."""
 
 
@@ -80,7 +81,7 @@ class MemoryDerived(MemoryTables):
 
     def __init__(
         self,
-        read: Callable[[File], list[dict[str, Any]]],
+        read: Callable[[File], list[Record]],
         outputs: Sequence[str] = (),
     ) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class MemoryDerived(MemoryTables):
         self.up_to_date_note: tuple[EntryMark, dict[str, int]] = (EntryMark(), {})
         self.open_gaps = 0
 
-    def rows(self, table: DerivedTableName) -> list[dict[str, Any]]:
+    def rows(self, table: DerivedTableName) -> list[Record]:
         """What a reader of a table sees."""
         newest = self.newest(table)
         if newest is None:
@@ -204,7 +205,7 @@ class MemoryCurrent(MemoryTables):
     def __init__(
         self,
         row_key_spec: RowKeySpec,
-        read: Callable[[File], list[dict[str, Any]]],
+        read: Callable[[File], list[Record]],
     ) -> None:
         super().__init__()
         self.row_key_spec = row_key_spec
@@ -216,7 +217,7 @@ class MemoryCurrent(MemoryTables):
         """The table as it is. Its rows are by partition."""
         return self.newest("current")
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[Record]:
         """What a reader sees, in order."""
         if self.table is None:
             return []
@@ -277,20 +278,20 @@ class MemoryCurrent(MemoryTables):
                 rows[row_key] = {column: record[column] for column in columns}
         return rows
 
-    def _ordered_records(self, catch_up: PartitionCatchUp) -> list[dict[str, Any]]:
+    def _ordered_records(self, catch_up: PartitionCatchUp) -> list[Record]:
         """The new records of a partition by topic id, offset and index."""
         records = []
         for file in catch_up.files:
             records += [record for record in self.read(file) if _is_new(record, catch_up)]
 
-        def order(record: dict[str, Any]) -> tuple[int, int, int]:
+        def order(record: Record) -> tuple[int, int, int]:
             id_number = catch_up.topic_ids.index(record["topic_id"])
             return id_number, record["offset"], record["index"]
 
         return sorted(records, key=order)
 
 
-def _is_new(record: dict[str, Any], catch_up: PartitionCatchUp) -> bool:
+def _is_new(record: Record, catch_up: PartitionCatchUp) -> bool:
     """Whether a record belongs to this partition and is not in the rows yet."""
     if Partition(record["topic"], record["partition"]) != catch_up.partition:
         return False

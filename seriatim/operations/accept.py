@@ -21,18 +21,17 @@ ledger/commit.py refuses a ledger that is behind its witness.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import File, UnfitRecordsError
-from seriatim.engine.findings import FINDING_ADVICE, GapMark, shorten
+from seriatim.engine.files import Files, FilesByTable, UnfitRecordsError
+from seriatim.engine.findings import FINDING_ADVICE, GapMark, list_some, shorten
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Bounds, Partition
-from seriatim.engine.session import Session, SessionEndRecords
+from seriatim.engine.session import Row, Session, SessionEndRecords
 from seriatim.engine.task import OutputWriters, stem_prefix
 from seriatim.errors import ConfigError, FencedError, IntegrityError, raise_broken_promise
 from seriatim.ledger.commit import TRIES_MAX, commit, read_head, require_head
@@ -100,9 +99,7 @@ def accept_topic(
         # 1.
         head = require_head(open_stream.ledger, open_stream.stream.name)
         runner = open_stream.runner
-        refuse_incompatible_machine(
-            head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape
-        )
+        refuse_incompatible_machine(head.ledger, runner)
         # 2.
         changes, is_new_life = _plan_changes(open_stream, head.ledger, name)
         decision = TopicDecision(
@@ -142,12 +139,9 @@ def find_named_partitions(ledger: Ledger, name: str) -> tuple[str, list[Partitio
 def unknown_topic_error(ledger: Ledger, name: str) -> ConfigError:
     """The error for a name of which nothing was ever read. It lists the topics that were."""
     topics = sorted({partition.topic for partition in ledger.known_partitions()})
-    listed = ", ".join(topics[:TOPICS_NAMED_MAX])
-    if len(topics) > TOPICS_NAMED_MAX:
-        listed += f" and {len(topics) - TOPICS_NAMED_MAX} more"
     return ConfigError(
         f"{ledger.stream}: {name!r} was never read, so there is nothing to decide",
-        known=listed,
+        known=list_some(topics, TOPICS_NAMED_MAX),
         next=f"name a topic, or a partition as TOPIC/NUMBER; `seriatim status {ledger.stream}` lists them",
     )
 
@@ -376,9 +370,7 @@ def _mark_waiting_messages_lost(name: str, session: Session, topic_id: str) -> G
     will release them.
     """
     offsets = sorted(message.offset for message in session.waiting_messages)
-    listed = ", ".join(str(offset) for offset in offsets[:OFFSETS_NAMED_MAX])
-    if len(offsets) > OFFSETS_NAMED_MAX:
-        listed += ", …"
+    listed = list_some([str(offset) for offset in offsets], OFFSETS_NAMED_MAX)
     return GapMark(
         finding="sequence gap",
         offset=offsets[0],
@@ -435,7 +427,7 @@ class _EndRecords:
             reason = "its records do not fit"
             raise _cannot_end_error(self.runner, self.partition, session, reason) from None
 
-    def close(self) -> tuple[tuple[File, ...], dict[str, tuple[File, ...]]]:
+    def close(self) -> tuple[Files, FilesByTable]:
         """Finish the files and return them. There are none if there was nothing to take back."""
         self._write_pending()
         if self.writer is None:
@@ -445,7 +437,7 @@ class _EndRecords:
 
 def _end_records_of(
     runner: Runner, partition: Partition, name: str, session: Session
-) -> Sequence[tuple[Any, ...]]:
+) -> Sequence[Row]:
     """The records that take back the output of a session. A session without a state has none."""
     if session.state_bytes is None:
         return ()

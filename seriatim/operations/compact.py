@@ -20,7 +20,7 @@ Next: storage/record_files.py copies; operations/sweep.py sweeps.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from msgspec import Struct, field
@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import File, file_paths
+from seriatim.engine.files import File, Files, file_paths, group_by_partition
 from seriatim.engine.offsets import Partition
 from seriatim.errors import (
     ConfigError,
@@ -45,7 +45,7 @@ from seriatim.ledger.model import Account, Change, Ledger, unmoved_change
 from seriatim.ledger.replaced_files import Intent, compacted_file_stem
 from seriatim.operations.followers import catch_up_after_run
 from seriatim.operations.sweep import find_outdated, sweep_attempts, sweep_dead, sweep_replaced
-from seriatim.ports import LedgerStore, OpenStream
+from seriatim.ports import LedgerStore, OpenStream, ProgressCallback
 
 GROUPS_MAX = 8
 """The most new files in one entry, and so the most work that a crash can cost."""
@@ -58,7 +58,6 @@ RECORD_FILES_MERGE_MIN = 16
 
 STATE_FILES_MERGE_MIN = 8
 """So many state files are worth merging whatever their sizes."""
-ProgressCallback = Callable[[int, int], None]
 
 
 class CompactionPiece(Struct, kw_only=True):
@@ -67,9 +66,9 @@ class CompactionPiece(Struct, kw_only=True):
     partition: Partition
     topic_id: str
     account: Account
-    groups: Sequence[tuple[File, ...]] = ()
+    groups: Sequence[Files] = ()
     """Groups of record files. Each group becomes one file."""
-    state: tuple[File, ...] = ()
+    state: Files = ()
     """State files that become one file."""
     files_after: int = 0
     bytes_after: int = 0
@@ -188,7 +187,8 @@ def _plan_pieces(
     """Step 1. All the work there is, partition by partition. Files that no entry names, because
     others wrote them, are left alone.
     """
-    files_by_partition = _active_files_by_partition(open_stream.ledger, head)
+    active_files = open_stream.ledger.active_files(head)
+    files_by_partition, _ = group_by_partition(active_files, head.ledger.partitions)
     free_accounts = {}
     small_paths = set()
     for partition, account in _chosen_accounts(head.ledger, only_partition):
@@ -221,15 +221,6 @@ def _plan_pieces(
             yield CompactionPiece(
                 partition=partition, topic_id=account.topic_id, account=account, state=account.state
             )
-
-
-def _active_files_by_partition(store: LedgerStore, head: LedgerHead) -> dict[str, list[File]]:
-    """The files of the records table, by the name of their partition."""
-    files_by_partition: dict[str, list[File]] = {}
-    for file in store.active_files(head):
-        name = file.path.removeprefix("records/").rpartition("/")[0]
-        files_by_partition.setdefault(name, []).append(file)
-    return files_by_partition
 
 
 def _find_committed_files(
@@ -350,7 +341,7 @@ class _PieceCompaction:
                 self.removed_paths += file_paths(group)
                 yield new_file
 
-    def _merge_state_files(self) -> tuple[File, ...] | None:
+    def _merge_state_files(self) -> Files | None:
         """Write all state files anew, with each session as the newest of them has it."""
         state = self.piece.state
         if not state:
@@ -431,7 +422,7 @@ def is_small(file: File, bytes_target: int) -> bool:
 
 def group_small_files(
     small_files: Iterable[TopicRecordFile], large_files: Iterable[File], bytes_target: int
-) -> dict[str, list[tuple[File, ...]]]:
+) -> dict[str, list[Files]]:
     """Groups of neighbouring files of one partition, by topic id and in order. Each group is to
     become one file.
     """
@@ -450,7 +441,7 @@ def group_small_files(
 
 def _neighbour_groups(
     files: list[File], large_file_starts: Sequence[int], bytes_target: int
-) -> list[tuple[File, ...]]:
+) -> list[Files]:
     """All files, in groups of neighbours that together are not larger than the target."""
     groups: list[list[File]] = []
     group_bytes = 0

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from seriatim.engine.findings import shell_quote, tier_action
 from seriatim.engine.messages import MessageBatch, Poison, session_name_of_partition
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition
-from seriatim.engine.session import Session
+from seriatim.engine.session import Session, SessionsByName
 from seriatim.ports import OpenStream
 
 MESSAGES_MAX = 1_000_000
@@ -198,7 +198,7 @@ class MissingMessageSearch:
     def search(
         self,
         partition: Partition,
-        sessions: Mapping[str, Session],
+        sessions: SessionsByName,
         bounds: Bounds,
         earlier_results: Mapping[str, MissingMessage] | None = None,
     ) -> dict[str, MissingMessage]:

@@ -15,8 +15,16 @@ from typing import NoReturn
 
 from msgspec import Struct, field
 
-from seriatim.engine.findings import Finding, OnPoison, Tier, tier_action
-from seriatim.engine.offsets import Bounds, OffsetRange, Partition, Ranges, drop_empty_ranges
+from seriatim.engine.findings import Finding, OnPoison, Tier, list_some, tier_action
+from seriatim.engine.offsets import (
+    Bounds,
+    BoundsByPartition,
+    OffsetByPartition,
+    OffsetRange,
+    Partition,
+    Ranges,
+    drop_empty_ranges,
+)
 from seriatim.errors import ConfigError, MissingTopicsError
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.model import Account, Ledger
@@ -93,7 +101,7 @@ class SlicePlan(Struct, kw_only=True):
 
 def plan_slices(
     ledger: Ledger,
-    bounds_by_partition: Mapping[Partition, Bounds],
+    bounds_by_partition: BoundsByPartition,
     tier: Tier,
     on_poison: OnPoison = "quarantine",
 ) -> SlicePlan:
@@ -121,7 +129,7 @@ def plan_slices(
 def _plan_missing_partitions(
     plan: SlicePlan,
     accounts: Mapping[Partition, Account],
-    bounds_by_partition: Mapping[Partition, Bounds],
+    bounds_by_partition: BoundsByPartition,
     tier: Tier,
 ) -> None:
     """Note the partitions that Kafka no longer has, and what was lost with them."""
@@ -257,7 +265,7 @@ def bounds_finding(partition: Partition, account: Account, bounds: Bounds) -> Fi
     return None
 
 
-def ranges_to_read(plan: SlicePlan, until: Mapping[Partition, int] | None, stream: str) -> Ranges:
+def ranges_to_read(plan: SlicePlan, until: OffsetByPartition | None, stream: str) -> Ranges:
     """The ranges with something to read, up to `until` where it is given.
 
     Partitions that wait or halt are left out. A partition that cannot be read, and an offset beyond
@@ -335,12 +343,8 @@ def _planned_partitions(plan: SlicePlan) -> set[Partition]:
 
 def describe_partitions(partitions: Collection[Partition]) -> str:
     """The names of the partitions, as a text for people; only the first ones of a long list."""
-    listed = sorted(partitions)[:PARTITIONS_LISTED_MAX]
-    text = ", ".join(str(partition) for partition in listed) or "nothing"
-    unlisted_count = len(partitions) - len(listed)
-    if unlisted_count:
-        return f"{text} and {unlisted_count} more"
-    return text
+    names = [str(partition) for partition in sorted(partitions)]
+    return list_some(names, PARTITIONS_LISTED_MAX) or "nothing"
 
 
 def next_slice_ranges(ranges: Ranges, messages_max: int) -> Ranges:

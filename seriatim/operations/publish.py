@@ -32,10 +32,7 @@ from seriatim.ledger.current_rows import (
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Ledger
 from seriatim.operations.followers import Follower, catch_up, entries_between
-from seriatim.ports import CurrentStore, LedgerStore, PublishedVersion
-
-PublishProgress = Callable[[int, int], None]
-"""Called with the number of records read so far, and with the number of records to read."""
+from seriatim.ports import CurrentStore, LedgerStore, ProgressCallback, PublishedVersion
 
 
 class PublishResult(Struct, kw_only=True):
@@ -63,7 +60,7 @@ def publish_current(
     sequence: int | None = None,
     rebuild: bool = False,
     dry_run: bool = False,
-    progress: PublishProgress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> PublishResult:
     """Bring `current` to an entry, which is the newest one if `sequence` is None.
 
@@ -117,7 +114,7 @@ class CurrentFollower(Follower[PublishedVersion]):
         current: CurrentStore,
         *,
         dry_run: bool,
-        progress: PublishProgress | None,
+        progress: ProgressCallback | None,
     ) -> None:
         self.store = store
         self.current = current
@@ -166,7 +163,7 @@ class CurrentFollower(Follower[PublishedVersion]):
         self.result = result
 
 
-def _record_counter(progress: PublishProgress | None, total: int) -> Callable[[int], None]:
+def _record_counter(progress: ProgressCallback | None, total: int) -> Callable[[int], None]:
     """The progress callback, with the total filled in."""
 
     def report_records_read(records_read: int) -> None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import Certificate, File, save_state
+from seriatim.engine.files import Certificate, Files, save_state
 from seriatim.engine.findings import GapMark, Tier
 from seriatim.engine.offsets import Partition
 from seriatim.engine.rules import is_in_doubt, needs_snapshot
@@ -66,9 +66,7 @@ def release_session(
     for tries_left in reversed(range(TRIES_MAX)):
         head = require_head(open_stream.ledger, open_stream.stream.name)
         runner = open_stream.runner
-        refuse_incompatible_machine(
-            head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape
-        )
+        refuse_incompatible_machine(head.ledger, runner)
         partition, session = _find_waiting_session(open_stream, head.ledger, name, topic)
         account = head.ledger.account(partition) or raise_broken_promise(
             "a session lives in a known partition"
@@ -249,7 +247,7 @@ def _save_session(
     name: str,
     session: Session,
     attempt: str,
-) -> tuple[File, ...]:
+) -> Files:
     """Write the session into a new state file, merged with the newest small ones. Returns all state
     files of the partition.
     """

@@ -21,10 +21,11 @@ from seriatim.engine.findings import (
     FindingGroup,
     count_of,
     group_findings,
+    list_some,
     printable_session,
 )
 from seriatim.errors import ConfigError
-from seriatim.ledger.commit import read_head
+from seriatim.ledger.commit import never_run_error, read_head
 from seriatim.ledger.entries import Entry, SliceEntry, VerdictEntry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change, Ledger, describe_failed_range
@@ -95,19 +96,22 @@ def build_report(
     """
     head = read_head(store, stream)
     if head is None:
-        raise ConfigError(
-            f"{stream}: it was never run, so there is nothing to report",
-            next=f"seriatim run {stream}",
-        )
+        raise never_run_error(stream, "there is nothing to report")
     newest = head.ledger.sequence
     until = newest if sequence is None else sequence
     if not 0 <= until <= newest:
         raise ConfigError(
             f"{stream}: there is no entry {until}", next=f"give one from 0 to {newest}"
         )
-    after = max(-1, until - ENTRIES_MAX) if since is None else min(since, until - 1)
-    manifests = [store.manifest_at(stream, number) for number in range(after + 1, until + 1)]
-    ledger_before = store.ledger_at(stream, after) if after >= 0 else Ledger(stream=stream)
+    # Of a long history only the newest entries, unless a person says since when.
+    after = max(-1, until - ENTRIES_MAX)
+    if since is not None:
+        after = min(since, until - 1)
+    sequences = range(after + 1, until + 1)
+    manifests = [store.manifest_at(stream, number) for number in sequences]
+    ledger_before = Ledger(stream=stream)
+    if after >= 0:
+        ledger_before = store.ledger_at(stream, after)
     return until, build_report_page(stream, ledger_before, manifests)
 
 
@@ -345,10 +349,7 @@ def _log(entries: Iterable[Entry]) -> PageTable:
 
 def _describe_partitions(changes: Sequence[Change]) -> str:
     names = [str(change.partition) for change in changes]
-    text = ", ".join(names[:PARTITIONS_NAMED_MAX])
-    if len(names) > PARTITIONS_NAMED_MAX:
-        text += f" and {len(names) - PARTITIONS_NAMED_MAX} more"
-    return text
+    return list_some(names, PARTITIONS_NAMED_MAX)
 
 
 def _format_time(entry: Entry) -> str:

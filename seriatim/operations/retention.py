@@ -8,14 +8,13 @@ Next: engine/retention.py has the arithmetic; operations/status.py and operation
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import inf
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.engine.findings import Finding, format_duration
-from seriatim.engine.offsets import Bounds, Partition
+from seriatim.engine.offsets import Bounds, BoundsByPartition, Partition
 from seriatim.engine.retention import (
     HOUR_SECONDS,
     SHORT_RETENTION_HOURS,
@@ -63,7 +62,7 @@ PartitionClocks = dict[Partition, PartitionClock]
 
 
 def partition_clocks(
-    ledger: Ledger, log: Log, bounds: Mapping[Partition, Bounds], now_seconds: float
+    ledger: Ledger, log: Log, bounds: BoundsByPartition, now_seconds: float
 ) -> PartitionClocks:
     """The clock of every partition that Kafka has and that is not retired.
 
@@ -155,8 +154,9 @@ def time_left_warnings(stream: Stream, ledger: Ledger, clocks: PartitionClocks) 
     for partition, clock in clocks.items():
         short = [limit for limit in clock.times_left if limit.is_below_warning(warning_hours)]
         if short:
-            group = (partition.topic, _waits_for_person(ledger.account(partition)))
-            urgent.setdefault(group, []).append((short[0], partition))
+            waits_for_person = _waits_for_person(ledger.account(partition))
+            candidates = urgent.setdefault((partition.topic, waits_for_person), [])
+            candidates.append((short[0], partition))
     findings = []
     for candidates in urgent.values():
         time_left, partition = min(candidates)

@@ -19,17 +19,17 @@ into a folder, operations/inspect/session_replay.py one session of it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.files import File, StateStore
+from seriatim.engine.files import File, Files, StateStore
 from seriatim.engine.findings import Tier
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
-from seriatim.engine.offsets import Bounds, OffsetRange, Partition
-from seriatim.engine.session import STORED_FIELDS, Session, SwappedRanges
+from seriatim.engine.offsets import Bounds, BoundsByPartition, OffsetRange, Partition
+from seriatim.engine.session import STORED_FIELDS, Session, SessionsByName, SwappedRanges
 from seriatim.errors import IntegrityError, ensure
 from seriatim.ledger.entries import (
     AcceptEntry,
@@ -249,6 +249,7 @@ class PartitionHistory(Struct):
         """How many messages were folded from `start` to `end`. None if no slices begin and end
         exactly there.
         """
+        # A forward may pass over nothing: only its halt was lifted. To follow it would never end.
         passed = {range_.start: range_.end for range_ in self.passed_ranges() if len(range_)}
         proofs = {proof.start: proof for proof in self.slice_proofs()}
         offset = start
@@ -409,6 +410,7 @@ class RewindChooser(Struct, frozen=True):
 
     def find_base(self, offset: int) -> BaseSearch:
         """The nearest state at or before an offset from which Kafka can be folded on."""
+        # For the case that no state is usable: the reasons that a person is told.
         first_damage = ""
         first_expired = -1
         for point in self.history.usable_points(offset):
@@ -459,7 +461,7 @@ class RewindChooser(Struct, frozen=True):
 
 
 def find_readable_bounds(
-    bounds: Mapping[Partition, Bounds], partition: Partition, account: Account
+    bounds: BoundsByPartition, partition: Partition, account: Account
 ) -> tuple[Bounds | None, str]:
     """What Kafka has of the topic that was folded; None, and why, if that topic is gone."""
     partition_bounds = bounds.get(partition)
@@ -548,8 +550,11 @@ class Rewind(Struct, frozen=True, kw_only=True):
         if there is none before it.
         """
         loss_offsets = [passed.start for passed in self.passed_ranges]
-        offsets = [*self.releases_by_hand, *loss_offsets]
-        return min([end, *(offset for offset in offsets if start < offset < end)])
+        first_offset = end
+        for offset in (*self.releases_by_hand, *loss_offsets):
+            if start < offset < first_offset:
+                first_offset = offset
+        return first_offset
 
     @property
     def first_commit_offset(self) -> int:
@@ -625,11 +630,11 @@ def _next_stage_target(rewind: Rewind, start: int, reach: int) -> int:
 
 
 def released_again(
-    sessions: Mapping[str, Session], rewind: Rewind, offset: int, tier: Tier
-) -> dict[str, Session]:
+    sessions: SessionsByName, rewind: Rewind, offset: int, tier: Tier
+) -> SessionsByName:
     """Those of the sessions that a person can have released at an offset, without their findings."""
     account = replace(rewind.account, headless_since=rewind.headless_since(offset))
-    released: dict[str, Session] = {}
+    released: SessionsByName = {}
     for name, session in sessions.items():
         if can_be_released(session, account):
             released[name] = clear_finding(session, account, tier)
@@ -637,8 +642,8 @@ def released_again(
 
 
 def repeat_releases(
-    rewind: Rewind, offset: int, tier: Tier, state: StateStore, files: tuple[File, ...], stem: str
-) -> tuple[File, ...]:
+    rewind: Rewind, offset: int, tier: Tier, state: StateStore, files: Files, stem: str
+) -> Files:
     """Release again what a person released where a stage ends; the state files after that.
 
     This may be at the start of the rewind: the state that the release itself saved may be damaged,

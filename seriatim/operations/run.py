@@ -30,7 +30,7 @@ from seriatim.engine.crash_points import crash_point
 from seriatim.engine.files import (
     Certificate,
     Explain,
-    File,
+    Files,
     SourceFailedError,
     StateStore,
     file_paths,
@@ -38,6 +38,7 @@ from seriatim.engine.files import (
 from seriatim.engine.findings import Finding, OnPoison, Tier
 from seriatim.engine.holes import HolePassage, loss_mark
 from seriatim.engine.offsets import (
+    OffsetByPartition,
     OffsetRange,
     Partition,
     Ranges,
@@ -82,6 +83,7 @@ from seriatim.operations.sweep import sweep_attempts, sweep_dead
 from seriatim.ports import (
     Log,
     OpenStream,
+    ProgressCallback,
     Reader,
     ReadOptions,
     Source,
@@ -93,10 +95,8 @@ SMALL_MESSAGE_BYTES = 2048
 """Messages up to this average size are small: a batch of them needs no bound in bytes."""
 MESSAGES_WORTH_SAMPLING = 10_000
 """With fewer messages than this, small fetches cost less than sampling the message size."""
-StopOffsets = Mapping[Partition, int]
+StopOffsets = OffsetByPartition
 """Up to which offset to fold, exclusively, by partition."""
-ProgressCallback = Callable[[int, int], None]
-"""Called after every slice with the messages folded so far, and with the expected total."""
 FOLD_TRIES_MAX = 7
 """A machine that raises needs three tries at most (from where it raised, from the first message,
 each message by itself), and sessions that moved need one. The others are for machines that do not
@@ -203,9 +203,7 @@ class FoldRun:
             head = self._start_ledger()
             crash_point("table-created")
         runner = self.runner
-        refuse_incompatible_machine(
-            head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape
-        )
+        refuse_incompatible_machine(head.ledger, runner)
         refuse_open_circuit(head.ledger, self.stream.on_check_failure)
         self.head = head
         catch_up_witness(self.open_stream.ledger, head)
@@ -786,7 +784,7 @@ def _find_living_sessions(
 
 def _state_files_after_slice(
     ledger: Ledger, results: Mapping[Partition, TaskResult], partition: Partition
-) -> tuple[File, ...]:
+) -> Files:
     """The state files of a partition as this slice leaves them."""
     result = results.get(partition)
     if result is not None and result.state is not None:

@@ -47,6 +47,8 @@ TIMESTAMP = re.compile(
 )
 """With a zone: without one nobody knows what is meant."""
 DATE = re.compile(r"\d{4}-\d\d-\d\d", re.ASCII)
+Content = dict[str, Any]
+"""What a message says, decoded from JSON."""
 
 
 class SampledMessage(Struct, frozen=True):
@@ -91,7 +93,7 @@ class StreamSample(Struct, kw_only=True):
     key: tuple[str, ...] = ()
     session: str = "key"
     sequence: str | None = None
-    examples: list[dict[str, Any]] = field(default_factory=list)
+    examples: list[Content] = field(default_factory=list)
     """The first messages of one session, for the test."""
     guesses: list[Guess] = field(default_factory=list)
 
@@ -99,7 +101,7 @@ class StreamSample(Struct, kw_only=True):
 class _Session(Struct):
     """The messages of one session in a sample, in order."""
 
-    contents: list[dict[str, Any]] = field(default_factory=list)
+    contents: list[Content] = field(default_factory=list)
 
 
 def study_sample(messages: Sequence[SampledMessage], examples_max: int = 3) -> StreamSample:
@@ -117,7 +119,7 @@ def study_sample(messages: Sequence[SampledMessage], examples_max: int = 3) -> S
 def _study(
     messages: Sequence[SampledMessage], examples_max: int, *, may_be_table: bool
 ) -> StreamSample:
-    decoded: list[tuple[SampledMessage, dict[str, Any]]] = []
+    decoded: list[tuple[SampledMessage, Content]] = []
     for message in messages:
         content = _decode_object(message.value)
         if content is not None:
@@ -138,7 +140,7 @@ def _study(
     return sample
 
 
-def _guess_machine(sample: StreamSample, contents: Sequence[dict[str, Any]]) -> Guess:
+def _guess_machine(sample: StreamSample, contents: Sequence[Content]) -> Guess:
     if sample.is_table:
         because = f"every message has {TYPE_FIELD} snapshot, insert, update or delete"
         return Guess(about="machine", value="table", because=because)
@@ -152,7 +154,7 @@ def _guess_machine(sample: StreamSample, contents: Sequence[dict[str, Any]]) -> 
     return Guess(about="machine", value="a machine of your own", because=because)
 
 
-def _decode_object(value: bytes | None) -> dict[str, Any] | None:
+def _decode_object(value: bytes | None) -> Content | None:
     """The JSON object of a message; None if it is anything else."""
     try:
         content = msgspec.json.decode(value or b"")
@@ -161,9 +163,7 @@ def _decode_object(value: bytes | None) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _guess_session(
-    sample: StreamSample, decoded: Sequence[tuple[SampledMessage, dict[str, Any]]]
-) -> None:
+def _guess_session(sample: StreamSample, decoded: Sequence[tuple[SampledMessage, Content]]) -> None:
     if all(_session_name(message.key) for message, _ in decoded):
         sample.session = "key"
         sample.guesses.append(
@@ -204,7 +204,7 @@ def _session_name(key: bytes | None) -> str:
 
 
 def _split_into_sessions(
-    session: str, decoded: Iterable[tuple[SampledMessage, dict[str, Any]]]
+    session: str, decoded: Iterable[tuple[SampledMessage, Content]]
 ) -> list[_Session]:
     """The messages of each session, in the order of their partition."""
     sessions: dict[tuple[str, int, str], _Session] = {}
@@ -247,7 +247,7 @@ def _guess_sequence(sample: StreamSample, sessions: Sequence[_Session]) -> None:
     sample.guesses.append(Guess(about="sequence", value="none", because=because))
 
 
-def _steps(contents: Sequence[dict[str, Any]], name: str, *, has_snapshots: bool) -> Iterator[bool]:
+def _steps(contents: Sequence[Content], name: str, *, has_snapshots: bool) -> Iterator[bool]:
     """For each message after the first of a session: whether the field counts by one. Snapshots are
     left out, where there are some.
     """
@@ -259,7 +259,7 @@ def _steps(contents: Sequence[dict[str, Any]], name: str, *, has_snapshots: bool
         yield is_int64(number) and is_int64(next_number) and number + 1 == next_number
 
 
-def _rows_of(sample: StreamSample, contents: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def _rows_of(sample: StreamSample, contents: Iterable[Content]) -> Iterator[Content]:
     """The objects whose fields become columns: the messages, and for the table machine their rows."""
     for content in contents:
         rows = content.get(ROWS_FIELD) if sample.is_table else None
@@ -269,7 +269,7 @@ def _rows_of(sample: StreamSample, contents: Iterable[dict[str, Any]]) -> Iterat
             yield content
 
 
-def _guess_columns(sample: StreamSample, contents: Sequence[dict[str, Any]]) -> None:
+def _guess_columns(sample: StreamSample, contents: Sequence[Content]) -> None:
     """Take each field whose values are of one type for a column."""
     taken = {sample.sequence, sample.session.removeprefix("field:")}
     if sample.is_table:
@@ -384,7 +384,7 @@ def _describe_values(values: Iterable[Any]) -> str:
     return " or ".join(kinds) or "always null"
 
 
-def _guess_key(sample: StreamSample, contents: Sequence[dict[str, Any]]) -> None:
+def _guess_key(sample: StreamSample, contents: Sequence[Content]) -> None:
     """Take a field for the key that every row has, by its name; in tables also by uniqueness."""
     candidates = [
         column.name
@@ -407,7 +407,7 @@ def _guess_key(sample: StreamSample, contents: Sequence[dict[str, Any]]) -> None
         sample.guesses.append(Guess(about="key", value=by_name[0], because=because))
 
 
-def _is_unique_in_snapshots(name: str, contents: Iterable[dict[str, Any]]) -> bool:
+def _is_unique_in_snapshots(name: str, contents: Iterable[Content]) -> bool:
     for content in contents:
         rows = content.get(ROWS_FIELD)
         if not isinstance(rows, list):
@@ -420,9 +420,9 @@ def _is_unique_in_snapshots(name: str, contents: Iterable[dict[str, Any]]) -> bo
 
 def _choose_examples(
     sample: StreamSample, sessions: Sequence[_Session], examples_max: int
-) -> list[dict[str, Any]]:
+) -> list[Content]:
     """The first messages of the session with the most. Those of a table begin with a snapshot."""
-    longest: list[dict[str, Any]] = []
+    longest: list[Content] = []
     for session in sessions:
         contents = session.contents
         if sample.is_table:
@@ -445,6 +445,6 @@ def _choose_examples(
     return examples
 
 
-def _only(names: Collection[str], content: dict[str, Any]) -> dict[str, Any]:
+def _only(names: Collection[str], content: Content) -> Content:
     """A message without the fields that have no column."""
     return {name: value for name, value in content.items() if name in names}

@@ -381,10 +381,11 @@ def render_test(scaffold: Scaffold, test_path: str) -> str:
 
 def _message_lines(message: dict[str, Any]) -> str:
     """A message of the test, one field on a line."""
-    lines = [
-        f"        {_python_text(name)}: {_python_value(value)}," for name, value in message.items()
-    ]
-    return "\n".join(["    {", *lines, "    },"])
+    lines = ["    {"]
+    for name, value in message.items():
+        lines.append(f"        {_python_text(name)}: {_python_value(value)},")
+    lines.append("    },")
+    return "\n".join(lines)
 
 
 def render_expectations(scaffold: Scaffold) -> str:

@@ -13,7 +13,7 @@ cli/top.py show it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -32,9 +32,9 @@ from seriatim.engine.findings import (
     printable_session,
 )
 from seriatim.engine.machine import Runner
-from seriatim.engine.offsets import Bounds, Partition
+from seriatim.engine.offsets import Bounds, BoundsByPartition, Partition
 from seriatim.engine.retention import RetainedLog, is_drained
-from seriatim.engine.session import Session
+from seriatim.engine.session import Session, SessionsByName
 from seriatim.errors import ConfigError, SeriatimError
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import HoldEntry
@@ -315,7 +315,7 @@ class StreamReading(Struct, frozen=True, kw_only=True):
 
     at_seconds: float
     ledger: Ledger
-    bounds: Mapping[Partition, Bounds]
+    bounds: BoundsByPartition
     clocks: PartitionClocks
     holds: list[HoldStatus] = []
 
@@ -546,7 +546,8 @@ def _quarantined_sessions(
     ledger = reading.ledger
     for partition in ledger.known_partitions():
         account = ledger.partitions[str(partition)]
-        if not account.quarantined:
+        if account.retired or not account.quarantined:
+            # Nobody waits for the sessions of a topic that is over.
             continue
         sessions = state.quarantined_sessions(account.state)
         missing = _known_missing(partition, sessions, previous)
@@ -570,7 +571,7 @@ def _quarantined_sessions(
 
 
 def _known_missing(
-    partition: Partition, sessions: Mapping[str, Session], previous: StreamStatus | None
+    partition: Partition, sessions: SessionsByName, previous: StreamStatus | None
 ) -> dict[str, MissingMessage]:
     """What an earlier look found out about the messages that these sessions wait for."""
     earlier_results: dict[str, MissingMessage] = {}
@@ -841,14 +842,18 @@ def quarantine_concerns(status: StreamStatus) -> list[Concern]:
     if not groups:
         return [Concern(kind="quarantine", text=text, next=f"seriatim repair {status.stream}")]
     example = groups[0].sessions[0]
-    counts = [f"{len(group.sessions)} {group.title}" for group in groups[:GROUPS_SHOWN_MAX]]
+    counts: list[str] = []
+    advices: list[str] = []
+    for group in groups[:GROUPS_SHOWN_MAX]:
+        advice = group.advice(status)
+        counts.append(f"{len(group.sessions)} {group.title}")
+        # With one group the title stands in the text already.
+        advices.append(advice if len(groups) == 1 else f"{group.title}: {advice}")
+    example_session = printable_session(example.session)
     text += (
-        f": {', '.join(counts)}; first {printable_session(example.session)} in"
-        f" {example.partition_name} at offset {example.offset}"
+        f": {', '.join(counts)}; first {example_session} in {example.partition_name}"
+        f" at offset {example.offset}"
     )
-    advices = [f"{group.title}: {group.advice(status)}" for group in groups[:GROUPS_SHOWN_MAX]]
-    if len(groups) == 1:
-        advices = [groups[0].advice(status)]
     concerns = [Concern(kind="quarantine", text=text, next="\n".join(advices))]
     return concerns + _swapped_concerns(status, groups)
 

@@ -14,7 +14,13 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from seriatim.engine.messages import TIMESTAMP_RANGE_MS, Header, MessageBatch, session_name_of_key
+from seriatim.engine.messages import (
+    TIMESTAMP_RANGE_MS,
+    Header,
+    KeysOrValues,
+    MessageBatch,
+    session_name_of_key,
+)
 from seriatim.errors import ensure
 
 
@@ -72,12 +78,12 @@ class ArrowMessageBatch(MessageBatch):
         return column.to_numpy(zero_copy_only=False)
 
     @cached_property
-    def keys(self) -> Sequence[bytes | None]:  # type: ignore[override]
+    def keys(self) -> KeysOrValues:  # type: ignore[override]
         """The Kafka keys."""
         return self.record_batch.column("key").to_pylist()
 
     @cached_property
-    def values(self) -> Sequence[bytes | None]:  # type: ignore[override]
+    def values(self) -> KeysOrValues:  # type: ignore[override]
         """The Kafka values."""
         return self.record_batch.column("value").to_pylist()
 

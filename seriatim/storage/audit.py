@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from msgspec import Struct
 
 from seriatim.engine.files import File
-from seriatim.engine.records import OTHER_TABLE_PREFIX
+from seriatim.engine.records import OTHER_TABLE_PREFIX, Record
 from seriatim.engine.session import Session
 from seriatim.ledger.manifests import (
     DIFFERENCE_FILE,
@@ -137,7 +137,9 @@ class FileAudit:
                 paths = []
                 sequence = -1
             name = folder.removeprefix(OTHER_TABLE_PREFIX)
-            tables[name] = (sequence, {f"{folder}/{unquote(path)}" for path in paths})
+            # The log has paths below the table's folder, written as addresses are.
+            keys = {f"{folder}/{unquote(path)}" for path in paths}
+            tables[name] = (sequence, keys)
         return tables
 
     def _raise_if_store_failed(self, error: Exception) -> None:
@@ -208,7 +210,7 @@ class FileAudit:
         """The state files, each proved by its digest. `stream` is for errors."""
         return ParquetState(self.store, stream)
 
-    def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[dict[str, Any]]:
+    def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[Record]:
         """The rows of a file. Columns that it does not have are left out."""
         try:
             for row_group in read_row_groups(self.store, path, columns):

@@ -75,12 +75,18 @@ class HashBucket(Struct, frozen=True, order=True):
 
     def split(self) -> tuple[HashBucket, HashBucket]:
         """The two halves of the bucket, by one more bit."""
-        upper_value = self.value + (1 << self.depth)
-        return HashBucket(self.depth + 1, self.value), HashBucket(self.depth + 1, upper_value)
+        depth = self.depth + 1
+        lower = HashBucket(depth, self.value)
+        upper = HashBucket(depth, self.value + (1 << self.depth))
+        return lower, upper
 
     def contains(self, bucket: HashBucket) -> bool:
         """Whether the other bucket is this one or a part of it."""
-        return bucket.depth >= self.depth and bucket.value % (1 << self.depth) == self.value
+        if bucket.depth < self.depth:
+            return False
+        # The bits that this bucket compares.
+        lowest_bits = bucket.value % (1 << self.depth)
+        return lowest_bits == self.value
 
 
 ALL_SESSIONS = HashBucket()
@@ -255,7 +261,9 @@ class DeltaCurrent:
             for half, half_rows in _split_by_part(rows, bucket.split()):
                 self._write_part(entry, partition, half, half_rows, pending)
             return
-        name = f"{entry.sequence}-{bucket.depth}-{bucket.value}-{uuid.uuid4().hex[:12]}.parquet"
+        # Two updates to the same entry may run at once: the last part keeps their files apart.
+        unique = uuid.uuid4().hex[:12]
+        name = f"{entry.sequence}-{bucket.depth}-{bucket.value}-{unique}.parquet"
         key = f"{TABLE_KEY}/{partition}/{name}"
         writer = ParquetFileWriter(self.store, key, self.row_merger.schema, self.compression)
         for batch in rows.combine_chunks().to_batches(max_chunksize=ROWS_PER_GROUP):

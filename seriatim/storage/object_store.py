@@ -23,15 +23,16 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import obstore
 import pyarrow as pa
-from obstore.exceptions import AlreadyExistsError, BaseError
+import xxhash
+from obstore.exceptions import AlreadyExistsError, BaseError, NotModifiedError
 from obstore.store import S3Store, from_url
 
 from seriatim import config
@@ -42,9 +43,13 @@ from seriatim.storage.store import (
     AlreadyThereError,
     Buffer,
     HashingSink,
+    LocalStore,
     Sink,
     open_store,
 )
+
+if TYPE_CHECKING:
+    from obstore import GetOptions
 
 OPTION_NAMES = frozenset(
     {
@@ -60,7 +65,7 @@ OPTION_NAMES = frozenset(
         "aws_web_identity_token_file",
         "aws_role_arn",
         "aws_role_session_name",
-        "aws_sts_endpoint",
+        "aws_endpoint_url_sts",
         "aws_container_credentials_relative_uri",
         "aws_container_credentials_full_uri",
         "aws_container_authorization_token_file",
@@ -120,6 +125,10 @@ CREDENTIAL_SOURCES = (
 STORE_CONFIG = "SERIATIM_STORE_CONFIG"
 STORE_CREDENTIALS = "SERIATIM_STORE_CREDENTIALS"
 DEFAULT_REGION = "us-east-1"
+DEFAULT_CHECKSUM = "sha256"
+"""The digest that goes with every put, and that S3 keeps with the object. It is part of the signature
+anyway, so it costs nothing.
+"""
 CONNECT_SECONDS = 5
 REQUEST_SECONDS = 15
 """How long one try of a request may take: a server that accepts connections and says nothing."""
@@ -135,6 +144,11 @@ TAIL_BYTES = 256 << 10
 OBJECT_BYTES_MAX = 5 << 30
 """S3 takes no larger object in one put."""
 PARALLEL_REQUESTS = 8
+CACHED_BYTES_MIN = 1 << 20
+"""Smaller objects are not kept on this host: a request for them takes no longer than to ask whether
+they are the same.
+"""
+CACHE_BYTES_MAX = 4 << 30
 
 WRONG_CREDENTIALS = frozenset(
     {
@@ -185,9 +199,7 @@ def store_options(
     else:
         # 1. The environment.
         prefix, option_names = OPTION_FAMILIES[scheme]
-        for name, value in environ.items():
-            if name.lower() in option_names and value:
-                options[name.lower()] = value
+        options.update(_options_of_variables(environ, option_names))
         # 2. The file.
         settings_file = environ.get(STORE_CONFIG, "")
         if settings_file:
@@ -200,6 +212,10 @@ def store_options(
         # Without a region delta-rs would ask the metadata address of AWS for one.
         options.setdefault("aws_region", options.pop("aws_default_region", DEFAULT_REGION))
         options["aws_conditional_put"] = "etag"
+        options.setdefault("aws_checksum_algorithm", DEFAULT_CHECKSUM)
+        # For a server that does not take it. The library refuses the word in a variable.
+        if options["aws_checksum_algorithm"] == "none":
+            del options["aws_checksum_algorithm"]
     elif not options:
         prefix, _ = OPTION_FAMILIES[scheme]
         raise ConfigError(
@@ -211,6 +227,16 @@ def store_options(
     if _endpoint(options).startswith("http://"):
         options["allow_http"] = "true"
     return options
+
+
+def _options_of_variables(
+    environ: Mapping[str, str], option_names: frozenset[str]
+) -> dict[str, str]:
+    return {
+        name.lower(): value
+        for name, value in environ.items()
+        if name.lower() in option_names and value
+    }
 
 
 def _named_store_options(
@@ -234,6 +260,17 @@ def _named_store_options(
                 allowed=", ".join(sorted(option_names)),
                 next=f"fix the section [store.{store}] or the SERIATIM_STORE_{store.upper()}_* variable",
             )
+    # The library reads the environment by itself, also for what it is not given.
+    foreign_names = _options_of_variables(environ, option_names).keys() - options.keys()
+    # Without a region we say one.
+    foreign_names -= {"aws_region", "aws_default_region"}
+    if foreign_names:
+        variables = ", ".join(name.upper() for name in sorted(foreign_names))
+        raise ConfigError(
+            f"store {store}: this process has variables that would change it: {variables}",
+            next=f"unset them, and give the store that they are for a name, too; or set the same"
+            f" options in the section [store.{store}]",
+        )
     return options, rest
 
 
@@ -368,6 +405,23 @@ class ObjectStore:
         """A whole object."""
         with self._explained(key):
             return bytes(obstore.get(self._client, key).bytes())
+
+    def read_again(self, key: str, digest: str) -> bytes:
+        """A whole object as it is now. A large one is kept on the disk of this host, by its digest. Then
+        the server is asked whether it still has the same one, so damage in the bucket is seen as
+        without the cache, and nothing is transferred twice.
+        """
+        cached_tag, cached_content = _cached_object(digest)
+        condition: GetOptions = {"if_none_match": cached_tag} if cached_tag else {}
+        with self._explained(key):
+            try:
+                answer = obstore.get(self._bulk_client, key, options=condition)
+                content = bytes(answer.bytes())
+            except NotModifiedError:
+                return cached_content
+        if len(content) >= CACHED_BYTES_MIN and xxhash.xxh3_128_hexdigest(content) == digest:
+            _cache_object(digest, answer.meta["e_tag"] or "", content)
+        return content
 
     def blocks(self, key: str) -> Iterator[Buffer]:
         """The content from the beginning to the end, as it arrives."""
@@ -610,6 +664,41 @@ def _bulk_seconds(options: Mapping[str, str]) -> int:
 def _http_status(text: str) -> int | None:
     match = HTTP_STATUS.search(text)
     return int(match[1]) if match else None
+
+
+def _cached_object(digest: str) -> tuple[str, bytes]:
+    """What the server called an object that is kept on this host, and its content; both are empty if
+    it is not there, or damaged.
+    """
+    try:
+        tag, _, content = _open_cache().read(digest).partition(b"\n")
+    except (OSError, ConfigError):
+        return "", b""
+    if xxhash.xxh3_128_hexdigest(content) != digest:
+        return "", b""
+    # The digest is the content's alone. A damaged tag that can still be sent only misses.
+    is_sendable = all(ord("!") <= byte <= ord("~") for byte in tag)
+    return (tag.decode(), content) if is_sendable else ("", b"")
+
+
+def _cache_object(digest: str, tag: str, content: bytes) -> None:
+    """Keep an object on this host. If the cache is full, others go, whichever; a disk that does not
+    take it only costs time.
+    """
+    with suppress(OSError, ConfigError):
+        cache = _open_cache()
+        cache.replace(digest, b"%s\n%s" % (tag.encode(), content))
+        kept_bytes = 0
+        for key, size_bytes in sorted(cache.keys(""), key=lambda kept: kept[0] != digest):
+            kept_bytes += size_bytes
+            if kept_bytes > CACHE_BYTES_MAX:
+                cache.delete([key])
+                # What killed processes left would never be counted.
+                cache.delete_unfinished("")
+
+
+def _open_cache() -> LocalStore:
+    return LocalStore(config.cache_folder() / "state")
 
 
 class _ObjectReader:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import xxhash
 
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import File
+from seriatim.engine.files import File, partition_name_of_path
 from seriatim.engine.records import RISING_COLUMN_NAMES
 from seriatim.errors import DamagedFileError, raise_broken_promise
 from seriatim.storage.store import AlreadyThereError, Sink, Store, digest_object
@@ -37,7 +37,7 @@ class ChangedFileError(Exception):  # not a SeriatimError: each reader has its o
 
 def damaged_record_file(stream: str, file: File, damage: str) -> DamagedFileError:
     """The error about a record file that is not as the ledger of the stream says."""
-    partition = file.path.partition("/")[2].rpartition("/")[0]
+    partition = partition_name_of_path(file.path)
     return DamagedFileError(
         f"record file {file.path}: {damage}",
         path=file.path,
@@ -68,11 +68,11 @@ def describe_damage(store: Store, file: File, *, check_digest: bool = True) -> s
 def open_proved(store: Store, file: File) -> pa.NativeFile:
     """Open a committed file after it was proved by its digest. `ChangedFileError` says what is wrong.
 
-    From a server the file is read once, whole, and opened from memory.
+    From a server the file is read whole, and opened from memory.
     """
     if store.is_remote:
         try:
-            content = b"".join(store.blocks(file.path))
+            content = store.read_again(file.path, file.digest)
         except FileNotFoundError:
             raise ChangedFileError("it is missing") from None
         except OSError as error:

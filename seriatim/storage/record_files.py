@@ -34,6 +34,7 @@ from seriatim.engine.session import (
     ColumnarRecords,
     FoldOutput,
     QuarantinedMessage,
+    Row,
     SessionEndRecords,
 )
 from seriatim.engine.table import DECIMAL_TYPE
@@ -194,7 +195,7 @@ class ParquetRecords:
             paths += sorted(present)
         return paths
 
-    def machine_columns(self, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
+    def machine_columns(self, rows: Sequence[Row]) -> list[pa.Array]:
         """The machine's own columns of these records. `UnfitRecordsError` names the records that do
         not fit.
         """
@@ -452,7 +453,7 @@ def _is_within_calendar(column: pa.Array) -> bool:
     return bool(lowest >= FIRST_TIMESTAMP and highest <= LAST_TIMESTAMP)
 
 
-def _unfit_rows(rows: Sequence[tuple[Any, ...]], kinds: Sequence[str]) -> list[int]:
+def _unfit_rows(rows: Sequence[Row], kinds: Sequence[str]) -> list[int]:
     """The numbers of the rows that do not fit, found value by value."""
     unfit = []
     for number, row in enumerate(rows):

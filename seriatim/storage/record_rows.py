@@ -27,6 +27,7 @@ from msgspec import Struct
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import LAST_RECORD_COLUMNS, RowImage, RowKeySpec
+from seriatim.engine.session import Row
 from seriatim.errors import DamagedFileError, ensure
 from seriatim.ledger.current_rows import PartitionCatchUp
 from seriatim.storage.parquet import first_line, open_parquet
@@ -248,7 +249,7 @@ def row_images(records: pa.Table, row_key_spec: RowKeySpec) -> Iterator[RowImage
 
 
 def images_of_rows(
-    records: pa.Table, row_key_spec: RowKeySpec, rows: Iterable[tuple[Any, ...] | None]
+    records: pa.Table, row_key_spec: RowKeySpec, rows: Iterable[Row | None]
 ) -> Iterator[RowImage]:
     """These rows, one for each record, with what the records say of their topic id, session, key
     and offset.
@@ -263,7 +264,7 @@ def images_of_rows(
     yield from map(RowImage._make, zip(topic_ids, sessions, keys, rows, offsets, strict=True))
 
 
-def row_tuples(records: pa.Table, names: Sequence[str]) -> list[tuple[Any, ...]]:
+def row_tuples(records: pa.Table, names: Sequence[str]) -> list[Row]:
     """These columns as one tuple for each record."""
     columns = [records.column(name).to_pylist() for name in names]
     return list(zip(*columns, strict=True))

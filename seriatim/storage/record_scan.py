@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from seriatim.engine.files import File
 from seriatim.engine.records import POSITION_COLUMNS, ROW_IMAGE_COLUMNS, RowImage, RowKeySpec
+from seriatim.engine.session import Row
 from seriatim.ports import FileOutline, ScannedRecords, ScanRequest, UnreadableFileError
 from seriatim.storage.parquet import first_line
 from seriatim.storage.record_rows import (
@@ -265,7 +266,7 @@ class RowScan:
     def _images_before(self) -> Iterator[RowImage]:
         """Each row as it was before its first record; None where that is not known."""
         for records in self._first_records:
-            rows: list[tuple[Any, ...] | None] = [None] * records.num_rows
+            rows: list[Row | None] = [None] * records.num_rows
             if self.before_columns:
                 before_key = records.column(f"before_{self.row_key_spec.key[0]}")
                 is_known = boolean_array(before_key.is_valid()).tolist()

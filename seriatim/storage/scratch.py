@@ -18,10 +18,10 @@ import pyarrow as pa
 from deltalake import Schema
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
-from seriatim.engine.files import File, StateStore
+from seriatim.engine.files import File, Files, StateStore
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.engine.records import table_directory
-from seriatim.engine.session import Session
+from seriatim.engine.session import Session, SessionsByName
 from seriatim.errors import BrokenPromiseError, ConfigError
 from seriatim.storage.store import Store
 
@@ -110,13 +110,13 @@ class LayeredState:
         self,
         replay_state: StateStore,
         base_state: StateStore,
-        base_files: tuple[File, ...],
+        base_files: Files,
     ) -> None:
         self.replay_state = replay_state
         self.base_state = base_state
         self.base_files = base_files
 
-    def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
+    def load(self, files: Iterable[File], names: Iterable[str]) -> SessionsByName:
         """The named sessions: those that were saved meanwhile, the others as they were at the
         start.
         """
@@ -135,9 +135,9 @@ class LayeredState:
         self,
         partition: Partition,
         stem: str,
-        sessions: Mapping[str, Session],
+        sessions: SessionsByName,
         files_to_merge: Iterable[File],
-    ) -> tuple[File, ...]:
+    ) -> Files:
         """Save sessions into the replay's own folder."""
         return self.replay_state.save(partition, stem, sessions, files_to_merge)
 
@@ -145,6 +145,6 @@ class LayeredState:
         """The sessions that were saved meanwhile."""
         return self.replay_state.all_sessions(files)
 
-    def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
+    def quarantined_sessions(self, files: Iterable[File]) -> SessionsByName:
         """The sessions that were saved meanwhile and are in quarantine."""
         return self.replay_state.quarantined_sessions(files)

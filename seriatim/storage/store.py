@@ -122,6 +122,12 @@ class Store(Protocol):
         """The content from the beginning to the end, in pieces of a bounded size."""
         ...
 
+    def read_again(self, key: str, digest: str) -> bytes:
+        """A whole object as it is now, which was probably read on this host before. `digest` is the
+        XXH3-128 that it should have.
+        """
+        ...
+
     def open(self, key: str) -> pa.NativeFile:
         """Open an object for reading parts of it."""
         ...
@@ -334,6 +340,10 @@ class LocalStore:
     def read(self, key: str) -> bytes:
         """A whole object."""
         return (self.root / key).read_bytes()
+
+    def read_again(self, key: str, digest: str) -> bytes:
+        """A whole object. The system has a cache of its own for files."""
+        return self.read(key)
 
     def blocks(self, key: str) -> Iterator[Buffer]:
         """The content from the beginning to the end. It is read, not mapped: a whole file in memory

@@ -10,6 +10,7 @@ Next: web/views.py says what the pages show.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -18,7 +19,7 @@ from typing import Any
 
 import msgspec
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from msgspec import Struct
 
 from seriatim import __version__
@@ -105,6 +106,7 @@ def _environment() -> Environment:
         hold=describe_hold,
         kafka_note=_kafka_note,
         lines=_shorten_lines,
+        linked=_with_links,
         log_bar=log_bar,
         moment=render_moment,
         number=render_number,
@@ -140,6 +142,22 @@ def _shorten_lines(text: str, lines_max: int) -> Whole:
     """The first lines of a text, each of them shortened by itself."""
     lines = text.splitlines()[:lines_max]
     return Whole("\n".join(shorten(line, PAGE_TEXT_MAX) for line in lines))
+
+
+def _with_links(text: str, base_url: str) -> Markup:
+    """The whole text, in which addresses below `base_url` are links. Texts that came from messages
+    cannot make a link to anywhere else. Without `base_url` there are no links.
+    """
+    if not base_url:
+        return escape(text)
+    address = re.compile(rf"{re.escape(base_url.rstrip('/'))}(?:/[\w/%.?=&#-]*\w|(?![\w.:@-]))")
+    html = Markup()
+    end = 0
+    for match in address.finditer(text):
+        html += escape(text[end : match.start()])
+        html += Markup('<a href="{0}">{0}</a>').format(match.group())
+        end = match.end()
+    return html + escape(text[end:])
 
 
 def _column_styles(table: PageTable) -> list[str]:

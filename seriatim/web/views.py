@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from seriatim.engine.files import File
-from seriatim.engine.findings import FindingGroup, group_findings
+from seriatim.engine.findings import FindingGroup, count_of, group_findings, noun_of
 from seriatim.ledger.entries import (
     Entry,
     HoldEntry,
@@ -156,13 +156,17 @@ def _streams_cards(stream_statuses: Sequence[StreamStatus]) -> list[Card]:
         quarantined += status.quarantined_count
         lag += status.lag or 0
     return [
-        Card("streams", f"{len(stream_statuses):,}"),
-        Card("need a person", f"{bad:,}", _tone_of_count(bad)),
+        Card(noun_of(len(stream_statuses), "stream"), f"{len(stream_statuses):,}"),
+        Card("needs a person" if bad == 1 else "need a person", f"{bad:,}", _tone_of_count(bad)),
         Card("to look at", f"{warn:,}", "warn" if warn else ""),
-        Card("partitions", f"{partitions:,}"),
-        Card("halted partitions", f"{halted:,}", _tone_of_count(halted)),
-        Card("sessions in quarantine", f"{quarantined:,}", _tone_of_count(quarantined)),
-        Card("messages that wait", f"{lag:,}"),
+        Card(noun_of(partitions, "partition"), f"{partitions:,}"),
+        Card(noun_of(halted, "halted partition"), f"{halted:,}", _tone_of_count(halted)),
+        Card(
+            f"{noun_of(quarantined, 'session')} in quarantine",
+            f"{quarantined:,}",
+            _tone_of_count(quarantined),
+        ),
+        Card(noun_of(lag, "waiting message"), f"{lag:,}"),
     ]
 
 
@@ -233,7 +237,7 @@ def _stream_cards(status: StreamStatus, ledger: Ledger | None, now_seconds: floa
         Card("verdict", status.verdict, status.tone),
         Card("circuit", status.circuit, "bad" if status.circuit == "open" else "good"),
         Card("tier", status.tier),
-        Card("messages that wait", render_number(status.lag)),
+        Card("waiting messages", render_number(status.lag)),
         time_left,
         Card("messages a second", render_number(status.rate)),
         Card("last run", render_age(status.last_run_seconds, now_seconds)),
@@ -378,7 +382,7 @@ def rate_chart(rows: Sequence[EntryRow]) -> RateChart | None:
         lag_y = CHART_TOP + plot_height * (1 - lag_share)
         lag_points.append((f"{lag_x:.1f}", f"{lag_y:.1f}"))
     return RateChart(
-        description=f"the last {len(slices)} slices: messages a second and lag",
+        description=f"the last {count_of(len(slices), 'slice')}: messages a second and lag",
         columns=columns,
         lag_points=lag_points,
         highest_rate=highest_rate,

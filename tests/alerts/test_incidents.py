@@ -178,6 +178,19 @@ def test_runs_that_keep_failing_are_one_incident() -> None:
     assert [one.concern.key for one in over] == ["run"]
 
 
+def test_every_alert_knows_whether_runs_fail() -> None:
+    """Also one about something else, hours after that was mailed: nobody folds what waits."""
+    post = Post()
+    assert not post.look(HALTED).are_runs_failing
+    assert post.look(HALTED, notes=post.note(text="PlatformError: no broker")).are_runs_failing
+    later = post.look(HALTED, BLIND, after=HOUR)
+    assert later.new_concerns == [BLIND]
+    assert later.are_runs_failing
+    post.now += 60
+    assert not post.look(HALTED, notes=post.note("good")).are_runs_failing
+    assert post.look(LATE, after=60).are_runs_failing
+
+
 def test_what_was_not_told_while_runs_failed_is_told_when_it_outlives_them() -> None:
     """And what was told before they failed is over like anything else."""
     post = Post()

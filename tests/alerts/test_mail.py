@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -293,6 +295,42 @@ def test_a_partition_that_waits_is_urgent() -> None:
     assert "nothing newer is published until the check is settled" in text
 
 
+def test_what_the_next_run_folds_by_itself_is_not_urgent() -> None:
+    """A time left of days stands beside every partition that lives. It is urgent only where nobody
+    folds the messages: the partition waits, the runs fail, or they do not catch up.
+    """
+    live = PartitionStatus(
+        topic="prefix-a", partition=3, time_left_seconds=7200, limit_seconds=3600, catches_up=True
+    )
+    finding = replace(GAP, finding="sequence gap", session="s")
+    text = mail_about(finding, status_with(LOST, partitions=[live]))
+    assert "urgent     no: Kafka deletes nothing that is needed" in text
+    assert "act before" not in text
+    for partition in (
+        replace(live, catches_up=False),
+        replace(live, limit_seconds=9000),
+        replace(live, hold="23b8"),
+    ):
+        assert "act before" in mail_about(finding, status_with(LOST, partitions=[partition]))
+    place = replace(PLACE, status=status_with(partitions=[live]))
+    found_only = replace(FAILED, error="FindingsError")
+    assert "act before" not in compose_mail(Alert(failed_runs=[found_only]), place, 0.0).text
+    failing = Alert(failed_runs=[found_only], are_runs_failing=True)
+    assert "act before" in compose_mail(failing, place, 0.0).text
+
+
+def test_an_open_circuit_that_stops_runs_is_urgent() -> None:
+    """With `on_check_failure = "stop"` nobody folds until a person decides; else only `current` waits."""
+    live = PartitionStatus(topic="prefix-a", partition=3, time_left_seconds=7200, catches_up=True)
+    check = replace(FAILED, error="FindingsError")
+    alert = Alert(failed_runs=[check], new_concerns=[Concern(kind="circuit", text="open", next="")])
+    status = status_with(circuit="open", partitions=[live])
+    place = replace(PLACE, status=status, stops_at_open_circuit=True)
+    assert "urgent     act before" in compose_mail(alert, place, 0.0).text
+    going_on = replace(place, stops_at_open_circuit=False)
+    assert "urgent     soon: readers of `current`" in compose_mail(alert, going_on, 0.0).text
+
+
 def test_an_end_is_not_bad() -> None:
     """What is over needs no judgement."""
     concern = Concern(kind="halted", location="a/0", text="halted at 3", next="repair it")
@@ -311,6 +349,58 @@ def test_a_message_that_never_came_offers_no_refold() -> None:
     assert "ask its producer for a snapshot" in text
     assert "seriatim repair" not in text
     assert "seriatim_repair" not in text
+
+
+def test_a_session_that_is_well_by_now_asks_for_nothing() -> None:
+    """Its snapshot came before the mail was written. Only a status that has seen the finding's entry
+    may say so.
+    """
+    healed = replace(GAP, finding="sequence gap", session="healed", offset=41400)
+    waiting = replace(GAP, finding="sequence gap", session="s")
+    place = replace(PLACE, status=status_with(LOST))
+    mail = compose_mail(Alert(findings=[healed, waiting], sequence=12), place, 0.0)
+    assert mail.subject == "[seriatim] orders: GapError in prefix-a/3 at offset 41337 and 1 more"
+    _, _, last = mail.text.partition("\n\nWell again by now: 1 finding, nothing to do\n")
+    assert last.startswith("  sessions   healed: sequence gap in prefix-a/3 at offset 41400\n")
+    assert mail.text.count("(session ") == 1
+    older = compose_mail(Alert(findings=[healed, waiting], sequence=13), place, 0.0)
+    assert "Well again" not in older.text
+    assert older.text.count("(session ") == 2
+    only = compose_mail(Alert(findings=[healed], sequence=12), place, 0.0)
+    assert only.subject.endswith("at offset 41400, well again by now")
+
+
+def test_a_mail_about_many_findings_looks_through_the_quarantine_a_few_times() -> None:
+    """Not once for each finding: with thousands of both a mail would take hours."""
+
+    class CountedList(list[QuarantinedSession]):
+        """Counts how often somebody goes through it."""
+
+        passes = 0
+
+        def __iter__(self) -> Iterator[QuarantinedSession]:
+            self.passes += 1
+            return super().__iter__()
+
+    status = status_with(LOST)
+    quarantined = CountedList(
+        [replace(status.quarantined[0], session=f"s{number}") for number in range(100)]
+    )
+    sessions = [f"s{number}" for number in range(0, 200, 2)]
+    findings = [replace(GAP, finding="sequence gap", session=session) for session in sessions]
+    place = replace(PLACE, status=status_with(quarantined=quarantined, quarantined_count=100))
+    mail = compose_mail(Alert(findings=findings, sequence=12), place, 0.0)
+    assert "Well again by now: 50 findings" in mail.text
+    assert 0 < quarantined.passes < 20
+
+
+def test_what_the_findings_say_is_not_counted_again() -> None:
+    """A quarantine that a finding's section explains is no further thing to look at."""
+    alert = Alert(
+        findings=[GAP],
+        new_concerns=[Concern(kind="quarantine", text="1 session in quarantine", next="")],
+    )
+    assert compose_mail(alert, PLACE, 0.0).text.startswith("Stream orders: 1 new finding.\n")
 
 
 def test_a_swap_is_told_as_a_swap() -> None:
@@ -334,6 +424,45 @@ def test_runs_that_succeed_again_are_called_so() -> None:
         mail.subject
         == "[seriatim] orders: over: runs succeed again (before: PlatformError: no broker)"
     )
+
+
+def test_an_end_says_what_ended_it() -> None:
+    """As far as the ledger or a run tells."""
+    concern = Concern(kind="halted", location="a/0", text="halted at 3", next="")
+    alert = Alert(
+        closed_incidents=[Incident(concern=concern, since_seconds=0.0)],
+        endings={"halted a/0": "a repair (entry 7)"},
+    )
+    assert "  ended by   a repair (entry 7)\n" in compose_mail(alert, PLACE, 60.0).text
+    alert.endings = {"halted a/1": "a repair (entry 7)"}
+    assert "ended by" not in compose_mail(alert, PLACE, 60.0).text
+
+
+def test_addresses_of_ours_are_links_and_no_others() -> None:
+    """In the HTML: the form of a repair and the runbook. What a message brought along leads nowhere."""
+    planted = "http://localhost:8080.example.org/x http://evil.example http://localhost:80800/y"
+    place = replace(PLACE, runbook_url="http://localhost:8080/seriatim/runbook")
+    html = compose_mail(Alert(findings=[replace(GAP, cause=planted)]), place, 0.0).html
+    form, row = "dags/seriatim_repair", "seriatim/runbook#gap"
+    for path in (form, row):
+        url = f"http://localhost:8080/{path}"
+        assert f'<a href="{url}">{url}</a>' in html
+    assert "http://evil.example" in html
+    addresses = re.findall('href="([^"]*)"', html)
+    assert [url.removeprefix("http://localhost:8080/") for url in addresses] == [
+        form,
+        row,
+        "dags/orders",
+    ]
+
+
+def test_the_place_to_type_is_that_of_the_host() -> None:
+    """As its settings say; without them, how it usually is."""
+    assert "in the project's folder" in compose_mail(Alert(findings=[GAP]), PLACE, 0.0).text
+    place = replace(PLACE, where_to_type="in any shell, after: source /demo/env.sh")
+    text = compose_mail(Alert(findings=[GAP]), place, 0.0).text
+    assert "in any shell, after: source /demo/env.sh" in text
+    assert "in the project's folder" not in text
 
 
 def test_without_airflow_there_are_no_links() -> None:

@@ -75,7 +75,7 @@ def test_a_decision_is_told_with_all_its_numbers() -> None:
     )
     told = AcceptedTopic("t", decision).render()
     assert (
-        "entry 5: a new life of a: 2 sessions end by 3 records; 4 messages of the old life were never read"
+        "entry 5: a new life of a: 2 sessions ended by 3 records; 4 messages of the old life never read"
         in told
     )
     assert "next: seriatim run t" in told
@@ -112,11 +112,11 @@ def test_retired_and_restored_are_told() -> None:
         partitions=[RetiredPartition(partition=A0, topic_id="i", frontier=7, unread_messages=2)],
         sequence=3,
     )
-    assert "2 messages stay unread" in RetiredTopic("t", over).render()
+    assert "2 messages left unread" in RetiredTopic("t", over).render()
     behind = RestoreDecision(
         witness_sequence=9, ledger_sequence=7, contradiction="behind", reason="why", sequence=8
     )
-    assert "from entry 9 to 7; 2 entries are given up" in AcceptedLedger("t", behind).render()
+    assert "from entry 9 to 7; 2 entries given up" in AcceptedLedger("t", behind).render()
     without_ledger = RestoreDecision(
         witness_sequence=9,
         ledger_sequence=-1,

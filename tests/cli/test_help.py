@@ -72,7 +72,7 @@ def test_help_shows_the_commands_in_groups() -> None:
         "Prove": ["check", "verify"],
         "Repair and decide": ["accept", "backfill", "quarantine", "rebuild", "repair", "retire"],
         "Hunt": ["bisect", "diff", "explain", "replay", "state", "trace"],
-        "Set up": ["doctor", "jars", "kafka", "new", "produce", "s3"],
+        "Set up": ["cluster", "doctor", "jars", "kafka", "new", "produce", "s3"],
     }
 
 

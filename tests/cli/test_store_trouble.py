@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from seriatim import context, stream_files
-from seriatim.context import SparkFoldTask
+from seriatim.context import SparkFoldTask, WorkTable
 from seriatim.web.read import PageReader
 
 CANARY = "canary0secret0of0a0bucket"
@@ -153,7 +153,7 @@ def test_the_secret_is_in_no_page_task_or_text(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
     _write_stream(tmp_path, "s3://bucket/x")
     file = stream_files.load_stream("s", tmp_path / "streams")
-    task = SparkFoldTask(file, {}, {"bootstrap.servers": "x"})
+    task = SparkFoldTask(file, WorkTable.of_works({}), {"bootstrap.servers": "x"})
     assert CANARY.encode() not in pickle.dumps(task)
     store = context.output_store(file)
     assert CANARY.encode() not in pickle.dumps(store)

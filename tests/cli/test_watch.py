@@ -473,6 +473,24 @@ def test_doctor_warns_of_a_short_retention(made: MemoryStream) -> None:
     assert check.is_good
 
 
+def test_doctor_announces_only_what_it_looks_at(
+    made: MemoryStream, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No stream of this folder has its output in a bucket, so nothing is said about buckets: each
+    thing that is announced has a result.
+    """
+    from seriatim.embedded import doctor
+
+    made.kafka.topics["in-a"].rules = RetentionRules()
+    for name in doctor.CHECKS:
+        monkeypatch.setitem(doctor.CHECKS, name, lambda _: "not looked at")
+    assert code("doctor") == 0
+    shown = capsys.readouterr()
+    assert "bucket" not in shown.err + shown.out
+    assert "… asking Kafka how long it keeps the messages of s\n" in shown.err
+    assert "✓ retention      72 h or more in every topic" in shown.out
+
+
 def test_doctor_says_what_it_could_not_look_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

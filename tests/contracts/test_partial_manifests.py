@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -18,6 +19,7 @@ from seriatim.ledger.entries import SliceEntry, StartEntry
 from seriatim.ledger.manifests import MANIFEST_FORMAT, LedgerHead, Manifest
 from seriatim.ledger.model import Ledger
 from seriatim.memory import MemoryClock
+from seriatim.ports import CommitConflictError
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import LocalStore
 from tests.contracts.ledger_sides import (
@@ -171,6 +173,24 @@ def test_the_first_entry_in_this_format_is_told_once(
         "s: this output is now written in format 4; versions before 0.2.0 refuse it"
     ]
     commit(side.store, MemoryClock(), head, slice_entry(3, 5))
+    assert len(logged_messages) == 1
+
+
+def test_it_is_told_also_if_the_answer_to_its_commit_is_lost(
+    tmp_path: Path, logged_messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit is done, and the store does not learn it: reading the ledger again shows it."""
+    side = RealSide(tmp_path)
+    head = start_in_format(side, 3)
+    assert head is not None
+    commit_to_table = side.store.table.commit
+
+    def lose_the_answer(*arguments: Any, **options: Any) -> int:
+        commit_to_table(*arguments, **options)
+        raise CommitConflictError("the answer got lost")
+
+    monkeypatch.setattr(side.store.table, "commit", lose_the_answer)
+    commit(side.store, MemoryClock(), head, slice_entry(0, 3))
     assert len(logged_messages) == 1
 
 

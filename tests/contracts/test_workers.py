@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
+from pyspark.sql import SparkSession
 
 from seriatim.engine.failure import Failure
 from seriatim.engine.files import File
@@ -27,6 +28,7 @@ from seriatim.operations.prove.partition_rules import (
     state_row_reader,
 )
 from seriatim.operations.prove.verify import Verification
+from seriatim.spark_workers import ClusterSession, SparkWorkers
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_scan import RecordScan
@@ -56,15 +58,22 @@ class PicklingWorkers:
         return iter(map(pickled, answers))
 
 
+def spark_workers(session: SparkSession) -> SparkWorkers:
+    """The workers of a Spark session, whose tasks run in other processes."""
+    return SparkWorkers(lambda: ClusterSession(session, "no-files"))
+
+
 KINDS: dict[str, Callable[[], Workers]] = {
     "this process": LocalWorkers,
     "pickling": PicklingWorkers,
 }
 
 
-@pytest.fixture(params=KINDS)
-def workers(request: pytest.FixtureRequest) -> Workers:
+@pytest.fixture(params=[*KINDS, "Spark"])
+def workers(request: pytest.FixtureRequest, spark: Callable[[], SparkSession]) -> Workers:
     """Each kind of workers."""
+    if request.param == "Spark":
+        return spark_workers(spark())
     return KINDS[request.param]()
 
 

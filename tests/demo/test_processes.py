@@ -38,6 +38,22 @@ with demo_lock(folder):
     print("up", flush=True)
     time.sleep(600)
 """
+UNDER_MAKE = """
+import time
+from seriatim.demo import stage
+stage.catch_signals()
+try:
+    print("up", flush=True)
+    time.sleep(600)
+except KeyboardInterrupt:
+    print("ends in good order", flush=True)
+"""
+MAKEFILE = """
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+demo:
+	@{python} {program}
+"""
 
 
 @pytest.fixture
@@ -46,6 +62,10 @@ def children() -> Iterator[list[subprocess.Popen[bytes]]]:
     started: list[subprocess.Popen[bytes]] = []
     yield started
     for process in started:
+        # A child that outlives its parent would hold the pipe open, and the test would wait for it.
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
         process.kill()
         process.communicate()
 
@@ -148,6 +168,30 @@ def test_stop_without_a_demo_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert f"no demo runs in {tmp_path}" in capsys.readouterr().out
     (tmp_path / processes.RECORD_FILE).write_text("{")
     assert stage.stop_demo(tmp_path) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux shows the signals of a process")
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_to_make_alone_ends_the_demo(
+    tmp_path: Path, children: list[subprocess.Popen[bytes]], number: int
+) -> None:
+    """GNU make passes SIGTERM on, but at SIGHUP it only waits for its children."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        pytest.skip("this test run ignores SIGHUP (nohup), and so would the demo")
+    program = tmp_path / "program.py"
+    program.write_text(UNDER_MAKE)
+    makefile = tmp_path / "Makefile"
+    makefile.write_text(MAKEFILE.format(python=sys.executable, program=program))
+    # `make test` hands its own level and flags down, and then this make would print its folder, too.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "--no-print-directory", "-f", str(makefile)]
+    make = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE)
+    children.append(make)
+    assert make.stdout is not None
+    assert make.stdout.readline() == b"up\n"
+    make.send_signal(number)
+    rest, _ = make.communicate(timeout=600)
+    assert rest == b"ends in good order\n"
 
 
 def test_a_port_that_is_taken_is_named_with_who_has_it() -> None:

@@ -30,7 +30,7 @@ RECORD = DemoRecord.of_this_process("mark", DemoPorts())
 
 def test_its_stream_runs_every_minute_and_tells_somebody(tmp_path: Path) -> None:
     """The repository's own demo stream, with other topics and three more keys."""
-    stage.write_stream_file(tmp_path)
+    stage.write_stream_file(tmp_path, str(tmp_path))
     made = stream_files.load_stream(stage.STREAM, tmp_path / "streams").stream
     assert (made.schedule.cron, made.alerts.to) == ("* * * * *", ("on-call@localhost",))
     assert made.snapshot_requests == stage.REQUESTS_TOPIC
@@ -45,7 +45,7 @@ def test_what_the_quick_start_breaks_does_not_hurt_it(tmp_path: Path) -> None:
     """Neither of the two streams reads a topic of the other, and they share neither name, output,
     outbox nor broker.
     """
-    stage.write_stream_file(tmp_path)
+    stage.write_stream_file(tmp_path, str(tmp_path))
     live = stream_files.load_stream(stage.STREAM, tmp_path / "streams").stream
     quick_start = stream_files.load_stream("demo", stage.ROOT / "streams").stream
     quick_start_topics = [f"demo-{letter}" for letter in "abc"]
@@ -66,7 +66,7 @@ def test_a_stream_file_of_ones_own_stays(tmp_path: Path) -> None:
     for content, stays in (('snapshot_requests = "asks-of-demo"', False), ("# mine", True)):
         (streams / "demo.toml").write_text(content)
         (streams / "orders.toml").write_text("# mine")
-        stage.write_stream_file(tmp_path)
+        stage.write_stream_file(tmp_path, str(tmp_path))
         assert (streams / "demo.toml").exists() == stays
         assert (streams / "orders.toml").read_text() == "# mine"
 
@@ -172,6 +172,31 @@ def test_airflow_listens_here_alone_and_finds_our_dags(tmp_path: Path) -> None:
     assert environ["AIRFLOW__API__HOST"] == "127.0.0.1"
     assert (Path(environ["AIRFLOW__CORE__DAGS_FOLDER"]) / "streams.py").exists()
     assert environ["SERIATIM_STREAMS"] == str(tmp_path / "streams")
+
+
+def test_a_demo_in_a_bucket_takes_nothing_of_yours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Output and outbox are in the bucket of its own server, also for a shell that has your
+    credentials and endpoint.
+    """
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "yours")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://yours")
+    root = stage.output_root(tmp_path, is_in_bucket=True)
+    stage.write_stream_file(tmp_path, root)
+    live = stream_files.load_stream(stage.STREAM, tmp_path / "streams").stream
+    assert live.output.path == f"s3://seriatim/lake/{stage.STREAM}"
+    variables = {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "demo"}
+    environ = stage.airflow_environment(
+        tmp_path, config.load_settings(), "127.0.0.1:9092", RECORD, variables
+    )
+    assert "AWS_SESSION_TOKEN" not in environ
+    assert config.load_settings(environ, tmp_path).outbox == "s3://seriatim/outbox"
+    stage.write_settings_file(tmp_path, environ)
+    words = ["bash", "-c", 'source "$1" && env', "bash", str(tmp_path / stage.SETTINGS_FILE)]
+    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {"AWS_ACCESS_KEY_ID=demo", "AWS_ENDPOINT_URL=http://127.0.0.1:1"} <= set(told)
+    assert not [line for line in told if line.startswith("AWS_") and "yours" in line]
 
 
 def test_a_shell_can_be_told_of_the_demo(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_outputs_of_streams_are_tried(settings: Settings, tmp_path: Path) -> Non
     )
     stream += '[output]\npath = "{path}"\n'
     (settings.streams / "good.toml").write_text(stream.format(path=tmp_path / "lake" / "good"))
-    assert _look("outputs", settings).description == "1 of 1 streams write to this host"
+    assert _look("outputs", settings).description == "streams that write to this host: 1 of 1"
     (tmp_path / "file").write_text("")
     (settings.streams / "bad.toml").write_text(stream.format(path=tmp_path / "file" / "bad"))
     assert "is a file" in _look("outputs", settings).description

@@ -13,6 +13,7 @@ from seriatim.engine.findings import (
     FORWARD,
     TIER_ACTIONS,
     TIERS,
+    WARNING_KINDS,
     Finding,
     new_findings_error,
     shell_quote,
@@ -63,6 +64,15 @@ def test_every_finding_has_a_title_and_a_next_deed(kind: str) -> None:
     assert "{" not in finding.advice("orders")
 
 
+@pytest.mark.parametrize("kind", sorted(FINDING_TITLES))
+def test_a_kind_that_only_warns_keeps_its_advice(kind: str) -> None:
+    """Also if it names a session, whose other warnings share one advice."""
+    assert (kind in WARNING_KINDS) == FINDING_TITLES[kind].endswith("Warning")
+    if kind in WARNING_KINDS:
+        finding = Finding(finding=kind, topic="a", partition=0, session="s", level="warning")
+        assert finding.advice_key == kind
+
+
 def test_advice_offers_forward_where_it_helps() -> None:
     """The mail's form and the command in the advice agree."""
     assert {kind for kind, advice in FINDING_ADVICE.items() if "--forward" in advice} == set(
@@ -71,6 +81,15 @@ def test_advice_offers_forward_where_it_helps() -> None:
     assert Finding(finding="poison", topic="a", partition=0).can_go_forward
     assert not Finding(finding="poison", topic="a", partition=0, level="warning").can_go_forward
     assert not Finding(finding="raised", topic="a", partition=0, session="s").can_go_forward
+
+
+def test_a_sequence_gap_offers_no_repair_before_kafka_was_looked_at() -> None:
+    """Folding again helps only if the missing message came later, and `status` says whether."""
+    finding = Finding(finding="sequence gap", topic="in-a", partition=0, session="s")
+    advice = finding.advice("orders")
+    assert "seriatim repair" not in advice
+    assert "seriatim status orders" in advice
+    assert "seriatim quarantine release orders s --topic in-a/0" in advice
 
 
 def test_scope_is_as_narrow_as_what_is_known() -> None:

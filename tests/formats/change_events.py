@@ -8,6 +8,7 @@ notification are written after Debezium's documentation: none of them was record
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 from typing import Any
 
@@ -111,14 +112,19 @@ def source(lsn: int, *, snapshot: str = "false") -> dict[str, Any]:
     }
 
 
+NEXT_LSN = itertools.count(26420888, 8)
+
+
 def event(
     op: str,
     after: dict[str, Any] | None = None,
     before: dict[str, Any] | None = None,
     *,
-    lsn: int = 26420888,
+    lsn: int | None = None,
 ) -> dict[str, Any]:
-    """The payload of a change."""
+    """The payload of a change. Without an `lsn` it is after all events before it."""
+    if lsn is None:
+        lsn = next(NEXT_LSN)
     transaction = None
     if op != "r":
         transaction = {"id": f"731:{lsn}", "total_order": 1, "data_collection_order": 1}

@@ -14,10 +14,12 @@ from msgspec import Struct
 
 from seriatim import Machine
 from seriatim.cli.lookback import step_values
-from seriatim.engine.change_table import ChangeTable
+from seriatim.engine.change_table import DELETED_POSITIONS_MAX, ChangedRows, ChangeTable
+from seriatim.engine.findings import Tier
 from seriatim.engine.fold import Fold
 from seriatim.engine.machine import UserMachine
 from seriatim.engine.offsets import Partition
+from seriatim.errors import ConfigError
 from seriatim.fast.choose import choose_machine
 from seriatim.fast.column_kinds import can_use_compiled_fold
 from seriatim.formats.debezium import DebeziumDecoder, debezium_decoder
@@ -120,11 +122,24 @@ def test_a_whole_row_begins_a_session_again(op: str, customer: str) -> None:
 
 
 def test_an_update_that_lacks_a_value_is_headless_without_its_row() -> None:
-    """In both kinds of sessions; an update with the whole row begins it."""
-    partial = event("u", row(big=UNAVAILABLE))
-    for session in ("key", "partition"):
-        folded = fold_orders([partial, event("u", row(customer="whole")), partial], session=session)
-        assert (causes(folded), folded.headless) == ([], 1)
+    """In both kinds of sessions; an update with the whole row begins it. A session per partition has
+    begun already: it lacks a row then, and says so once.
+    """
+    messages = [
+        event("u", row(big=UNAVAILABLE)),
+        event("u", row(big=UNAVAILABLE)),
+        event("u", row(customer="whole")),
+        event("u", row(big=UNAVAILABLE)),
+    ]
+    by_key = fold_orders(messages)
+    assert (causes(by_key), by_key.headless) == ([], 2)
+    by_partition = fold_orders(messages, session="partition")
+    assert by_partition.headless == 2
+    assert causes(by_partition) == [
+        ("precondition", 0, "the value of big did not change, but it is not known: id=1")
+    ]
+    assert by_partition.findings[0].level == "warning"
+    for folded in (by_key, by_partition):
         assert rows_of(folded)[0]["big"] == ROW["big"]
 
 
@@ -135,7 +150,9 @@ def test_a_value_of_a_column_that_the_table_lacks_may_be_unavailable() -> None:
 
 
 def test_a_changed_key_takes_the_values_of_its_old_row_along() -> None:
-    """In a session per partition, also over a crash; by key the row waits for a whole message."""
+    """In a session per partition, also over a crash. By key the old row is another session, so the new
+    one is a finding, whatever the stream file says of the topic.
+    """
     changed = [
         event("r", row()),
         event("d", None, row(customer=""), lsn=5),
@@ -146,15 +163,192 @@ def test_a_changed_key_takes_the_values_of_its_old_row_along() -> None:
     folded = fold_orders(changed, session="partition")
     assert causes(folded) == []
     assert [(plain["id"], plain["big"]) for plain in rows_of(folded)] == [(100, ROW["big"])]
-    by_key = [(KEY, changed[0]), ('{"id":100}', changed[-1])]
-    alone = fold_table(
-        by_key, key=["id"], columns=COLUMNS, decoder="debezium", debezium={"decimals": "precise"}
-    )
-    assert (alone.headless, len(rows_of(alone))) == (1, 1)
-    whole = fold_orders([changed[-1]], debezium={"history": "whole"})
-    assert causes(whole) == [
-        ("precondition", 0, "the value of big did not change, but it is not known: id=100")
+    new_key = '{"id":100}'
+    for settings in ({}, {"history": "whole"}):
+        by_key = fold_table(
+            [
+                (KEY, changed[0]),
+                (new_key, changed[-1]),
+                (new_key, event("u", row(id=100, customer="new", big=UNAVAILABLE))),
+                CRASH,
+                (new_key, event("u", row(id=100, big="whole"))),
+            ],
+            key=["id"],
+            columns=COLUMNS,
+            decoder="debezium",
+            debezium={"decimals": "precise", **settings},
+        )
+        ((kind, offset, cause),) = causes(by_key)
+        assert (kind, offset) == ("precondition", 1)
+        assert cause == (
+            "the value of big did not change, but it is not known: id=100;"
+            " the row under its old key is another session"
+        )
+        assert [(plain["id"], plain["big"]) for plain in rows_of(by_key)] == [
+            (1, ROW["big"]),
+            (100, "whole"),
+        ]
+
+
+TAKEN_KEY = [
+    event("r", row(id=7, big="seven")),
+    event("r", row(id=5, big="five")),
+    event("d", None, row(id=7), lsn=30000000),
+    event("d", None, row(id=5), lsn=30000100),
+    event("c", row(id=7, big=UNAVAILABLE), lsn=30000100),
+]
+"""Row 7 is deleted, and row 5 takes its key along with a value that is stored apart."""
+TAKEN_AGAIN = [
+    *TAKEN_KEY,
+    event("c", row(id=5, big="new five"), lsn=30000200),
+    event("u", row(id=7, customer="c2", big=UNAVAILABLE), lsn=30000300),
+]
+
+
+@pytest.mark.parametrize("history", [TAKEN_KEY, TAKEN_AGAIN])
+@pytest.mark.parametrize("repeated_from", range(2, 6))
+@pytest.mark.parametrize("tier", ["none", "once", "strict"])
+def test_messages_that_a_connector_sends_again_leave_the_table_as_it_is(
+    history: list[dict[str, Any]], repeated_from: int, tier: Tier
+) -> None:
+    """From any message on, at any of its ends, and over crashes: values that are stored apart are
+    those of the right row, and the repeats are counted.
+    """
+    expected = rows_of(fold_orders(history, session="partition"))
+    for sent in range(repeated_from + 1, len(history) + 1):
+        repeated = history[repeated_from:sent]
+        messages = [*history[:sent], CRASH, *repeated, CRASH, *repeated, *history[sent:]]
+        folded = fold_orders(messages, session="partition", tier=tier)
+        assert sorted_rows(rows_of(folded)) == sorted_rows(expected), sent
+        assert causes(folded) == []
+        assert folded.headless == 0
+        assert len(folded.records) == len(history)
+
+
+def test_repeats_are_counted_and_where_the_stream_promises_proof_they_are_found() -> None:
+    """Also in the session of one row that was deleted."""
+    messages = [event("c", row()), event("u", row(customer="c2"), row()), event("d", None, row())]
+    messages[2]["before"]["customer"] = "c2"
+    for session in ("key", "partition"):
+        world = orders_stream(session=session, debezium={"decimals": "precise"})
+        for message in [*messages, *messages]:
+            world.kafka.produce("shop.public.orders", KEY, encode(message), partition=0)
+        outcome = world.run()
+        assert outcome.findings == []
+        assert len(world.rows()) == 3
+        account = world.accounts()[Partition("shop.public.orders", 0)]
+        assert account.counts == {"repeat": 3}
+        found = fold_orders([*messages, *messages], session=session, debezium=FULL)
+        (position, last) = (messages[0]["source"]["lsn"], messages[2]["source"]["lsn"])
+        assert causes(found)[0] == (
+            "precondition",
+            3,
+            f"position {position} in the source's log, after {last} of the same row",
+        )
+        dropped = fold_orders([*messages, *messages], session=session, debezium=FULL, tier="once")
+        assert (causes(dropped), len(dropped.records)) == ([], 3)
+
+
+def test_a_repeated_truncate_leaves_the_rows_that_came_after_it() -> None:
+    """And the connector's other repeats before it."""
+    messages = [
+        event("r", row()),
+        event("t"),
+        event("c", row(id=2)),
+        event("c", row(id=3)),
+        event("u", row(id=3, big=UNAVAILABLE)),
     ]
+    folded = fold_orders([*messages, CRASH, *messages[1:4]], session="partition")
+    assert causes(folded) == []
+    assert [plain["id"] for plain in rows_of(folded)] == [2, 3]
+    assert [record["op"] for record in folded.records] == [
+        "snapshot",
+        "delete",
+        "insert",
+        "insert",
+        "update",
+    ]
+
+
+def test_a_repeated_truncate_leaves_a_row_that_was_read_after_it() -> None:
+    """A read has no position of its own, but that of the truncate is known."""
+    messages = [event("c", row()), event("t"), event("r", row(customer="read"))]
+    folded = fold_orders([*messages, CRASH, messages[1]], session="partition")
+    assert [plain["customer"] for plain in rows_of(folded)] == ["read"]
+    found = fold_orders([*messages, messages[1]], session="partition", debezium=FULL)
+    assert [(kind, offset) for kind, offset, _ in causes(found)] == [("precondition", 3)]
+
+
+def test_a_row_that_was_never_here_leaves_its_key_once() -> None:
+    """The topic begins after its create, which comes again after its key was changed."""
+    moved = event("u", row(id=7), row(), lsn=200)
+    messages = [moved, CRASH, event("c", row(), lsn=100), moved]
+    folded = fold_orders(messages, session="partition", debezium=FULL, tier="once")
+    assert [plain["id"] for plain in rows_of(folded)] == [7]
+
+
+def test_a_log_that_begins_anew_is_no_repeat() -> None:
+    """A source that was restored from a backup counts its positions from an earlier one. The time of
+    the commit tells that its changes are new.
+    """
+    later = event("u", row(customer="restored"), lsn=16)
+    later["source"]["ts_ms"] += 60_000
+    later["source"]["ts_us"] += 60_000_000
+    folded = fold_orders([event("c", row()), later])
+    assert rows_of(folded)[0]["customer"] == "restored"
+
+
+@pytest.mark.parametrize("later_us", [1, 999])
+def test_an_insert_that_waited_for_its_key_is_no_repeat(later_us: int) -> None:
+    """PostgreSQL writes a row into its log before it waits for the transaction that has the same key.
+    If that one removes its row, the insert is behind it in the log, and commits just after it.
+    """
+    waited = event("c", row(customer="waited"), lsn=26420900)
+    waited["source"]["ts_us"] += later_us
+    messages = [
+        event("c", row(), lsn=26420890),
+        event("d", None, row(), lsn=26420910),
+        waited,
+    ]
+    for session in ("key", "partition"):
+        folded = fold_orders(messages, session=session)
+        assert [plain["customer"] for plain in rows_of(folded)] == ["waited"]
+
+
+def test_a_create_takes_no_value_of_the_row_that_it_replaces() -> None:
+    """The delete of row 7 is lost on the way: its value is not that of the row that took its key."""
+    lost = [event("r", row(id=7, big="seven")), event("c", row(id=7, big=UNAVAILABLE))]
+    assert fold_orders(lost, session="partition").headless == 1
+    assert [kind for kind, _, _ in causes(fold_orders(lost))] == ["precondition"]
+
+
+def test_positions_of_deleted_rows_are_remembered_up_to_a_limit() -> None:
+    """A session per partition would grow with every row that ever was."""
+    rows = ChangedRows()
+    for number in range(DELETED_POSITIONS_MAX + 5):
+        rows.remove(number, (number, 0))
+    assert list(rows.deleted_positions) == list(range(5, DELETED_POSITIONS_MAX + 5))
+
+
+def sorted_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows by their key: a row that moved comes last."""
+    return sorted(rows, key=lambda plain: plain["id"])
+
+
+@pytest.mark.parametrize("repeats", [0, 1, 2])
+def test_a_row_may_get_another_kafka_key_and_keep_the_key_of_the_table(repeats: int) -> None:
+    """`message.key.columns` names the customer: a delete and a create of the same row come from one
+    place in the source's log, and the create is no repeat. What is sent again is one.
+    """
+    created = event("c", row(), lsn=100)
+    deleted = event("d", None, row(), lsn=200)
+    moved = event("c", row(customer="c2", big=UNAVAILABLE), lsn=200)
+    again = [created, deleted, moved][:repeats]
+    messages = [created, deleted, CRASH, *again, moved, CRASH, deleted, moved]
+    folded = fold_orders(messages, session="partition")
+    assert causes(folded) == []
+    assert [record["op"] for record in folded.records] == ["insert", "delete", "insert"]
+    assert [(plain["customer"], plain["big"]) for plain in rows_of(folded)] == [("c2", ROW["big"])]
 
 
 def test_another_create_does_not_take_the_values_of_a_deleted_row() -> None:
@@ -168,6 +362,22 @@ def test_another_create_does_not_take_the_values_of_a_deleted_row() -> None:
         session="partition",
     )
     assert (folded.headless, rows_of(folded)) == (1, [])
+
+
+def test_without_a_source_a_create_takes_no_value_of_a_deleted_row() -> None:
+    """Nothing tells then that both are one change."""
+    messages = [
+        event("r", row()),
+        event("d", None, row()),
+        event("c", row(id=2)),
+        event("c", row(id=3, big=UNAVAILABLE)),
+    ]
+    without_source = [{**message, "source": None} for message in messages]
+    left_out = [{key: message[key] for key in message if key != "source"} for message in messages]
+    for sent in (without_source, left_out):
+        folded = fold_orders(sent, session="partition")
+        assert folded.headless == 1
+        assert [plain["id"] for plain in rows_of(folded)] == [2]
 
 
 @pytest.mark.parametrize("session", ["key", "partition"])
@@ -442,6 +652,131 @@ def test_schemas_are_remembered_up_to_a_limit() -> None:
     assert len(decoder._converters_by_schema) <= 200
 
 
+def row_key(row_id: int) -> str:
+    """The Kafka key of a row."""
+    return f'{{"id":{row_id}}}'
+
+
+BEFORE_A_LOSS = [
+    (row_key(1), event("r", row(customer="one"))),
+    (row_key(2), event("r", row(id=2, customer="two"))),
+]
+READ_AGAIN = {
+    # What is lost, the rows that the source has then, and the rows of the table after the read.
+    "insert": ([row(), row(id=2), row(id=3)], [1, 2, 3]),
+    "update": ([row(customer="new"), row(id=2)], [1, 2]),
+    "delete": ([row(id=2)], [1, 2]),
+    "key change": ([row(id=9), row(id=2)], [1, 2, 9]),
+}
+
+
+@pytest.mark.parametrize("lost", list(READ_AGAIN))
+@pytest.mark.parametrize("session", ["key", "partition"])
+def test_an_incremental_snapshot_brings_every_row_that_exists(lost: str, session: str) -> None:
+    """It makes lost inserts and updates right. A row whose delete was lost, or whose old key is gone,
+    stays: no message is about it.
+    """
+    source_rows, expected_ids = READ_AGAIN[lost]
+    read = [(row_key(image["id"]), event("r", image)) for image in source_rows]
+    folded = fold_table(
+        [*BEFORE_A_LOSS, CRASH, *read],
+        key=["id"],
+        columns=COLUMNS,
+        decoder="debezium",
+        session=session,
+        debezium={"decimals": "precise"},
+    )
+    assert causes(folded) == []
+    rows = {plain["id"]: plain for plain in rows_of(folded)}
+    assert sorted(rows) == expected_ids
+    for image in source_rows:
+        assert rows[image["id"]]["customer"] == image["customer"]
+
+
+@pytest.mark.parametrize("session", ["key", "partition"])
+def test_an_incremental_snapshot_ends_the_quarantine_of_a_row_and_not_of_a_table(
+    session: str,
+) -> None:
+    """A read is the whole of a row. Nothing tells that it was the last row of a table, so a session per
+    partition waits for a repair.
+    """
+    folded = fold_orders(
+        [
+            event("r", row()),
+            event("u", row(customer="new"), row(customer="lost")),
+            event("r", row(customer="new")),
+        ],
+        session=session,
+        debezium=FULL,
+    )
+    assert [(kind, offset) for kind, offset, _ in causes(folded)] == [("precondition", 1)]
+    expected = "new" if session == "key" else ROW["customer"]
+    assert [plain["customer"] for plain in rows_of(folded)] == [expected]
+
+
+def test_columns_may_tell_where_a_change_comes_from() -> None:
+    """Of the transaction and of the source, as the stream file says; a delete leaves them out, and
+    before-images say nothing about them.
+    """
+    columns = {**COLUMNS, "lsn": "int64", "committed": "timestamp", "transaction": "string"}
+    metadata = {"lsn": "source.lsn", "committed": "source.ts_us", "transaction": "transaction.id"}
+    settings = {"decimals": "precise", "metadata": metadata, **FULL}
+    messages = [
+        event("r", row(), lsn=100),
+        event("u", row(customer="c2"), row(), lsn=200),
+        event("d", None, row(customer="c2"), lsn=300),
+    ]
+    folded = fold_table(
+        [(KEY, message) for message in messages],
+        key=["id"],
+        columns=columns,
+        decoder="debezium",
+        debezium=settings,
+    )
+    assert causes(folded) == []
+    values = [(record["lsn"], record["transaction"]) for record in folded.records]
+    assert values == [(100, None), (200, "731:200"), (None, None)]
+    assert folded.records[0]["committed"] == datetime(2026, 11, 18, 0, 8, 56, 768568, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("lsn_of_source", ["c1", 5, UNAVAILABLE])
+def test_metadata_wins_over_a_column_of_the_source(lsn_of_source: Any) -> None:
+    """Of the same name, in both images, whatever its type."""
+    columns = {**COLUMNS, "lsn": "int64"}
+    settings = {"decimals": "precise", "metadata": {"lsn": "source.lsn"}, **FULL}
+    images = [row(customer=name, lsn=lsn_of_source) for name in ("c1", "c2")]
+    messages = [
+        event("u", images[0], images[0], lsn=100),
+        event("u", images[1], images[0], lsn=200),
+        event("d", None, images[1], lsn=300),
+    ]
+    folded = fold_table(
+        [(KEY, message) for message in messages],
+        key=["id"],
+        columns=columns,
+        decoder="debezium",
+        debezium=settings,
+    )
+    assert causes(folded) == []
+    assert [record["lsn"] for record in folded.records] == [100, 200, None]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "problem"),
+    [
+        ({"other": "source.lsn"}, "other is no column"),
+        ({"id": "source.lsn"}, "id is no column of the table beside its key"),
+        ({"customer": "before.customer"}, "customer = 'before.customer'"),
+        ({"customer": "OP"}, "customer = 'OP'"),
+    ],
+)
+def test_metadata_that_means_nothing_is_refused(metadata: dict[str, str], problem: str) -> None:
+    """By the name of its key in the stream file."""
+    with pytest.raises(ConfigError, match=r"debezium\.metadata") as refused:
+        orders_stream(debezium={"metadata": metadata})
+    assert problem in str(refused.value)
+
+
 class Order(Struct):
     """A row, as a machine of the user takes it."""
 
@@ -516,14 +851,15 @@ def test_each_partition_is_a_session_of_its_own() -> None:
 def test_trace_and_explain_show_the_event() -> None:
     """As it was sent, with its row converted; a tombstone is shown as what it is."""
     world = orders_stream()
-    for value in (event("r", row()), event("d", None, row()), None):
+    read_event = event("r", row())
+    for value in (read_event, event("d", None, row()), None):
         world.kafka.produce("shop.public.orders", KEY, encode(value), partition=0)
     world.run()
     partition = Partition("shop.public.orders", 0)
     read, delete, tombstone = trace_steps(world, KEY, partition)
     shown = step_values(world.machine(), read, 3)["message"]
     assert (shown["op"], shown["after"]["day"]) == ("r", "2026-01-02")
-    assert shown["source"]["lsn"] == 26420888
+    assert shown["source"]["lsn"] == read_event["source"]["lsn"]
     assert (delete.outcome, tombstone.outcome) == ("applied", "skipped")
     assert step_values(world.machine(), tombstone, 3)["message"]["ignored"] == "a tombstone"
     (explanation,) = explain_row(world, "1")

@@ -352,7 +352,7 @@ def doctor() -> Cases:
 
 
 def embedded_server(server: str, home: Path) -> Cases:
-    """What is said of an embedded server (`kafka` or `s3`): of the one that runs in `home`, and where
+    """What is said of an embedded server (`kafka`, `s3` or `cluster`): of the one that runs in `home`, and where
     none runs.
     """
     link_jars(home)

@@ -59,7 +59,7 @@ def make_json() -> None:
         link_jars(home)
         environ = {**os.environ, "SERIATIM_HOME": folder}
         groups = []
-        for name in ("kafka", "s3"):
+        for name in ("kafka", "s3", "cluster"):
             server = [sys.executable, "-m", "seriatim", name]
             subprocess.run([*server, "start"], env=environ, check=True, stdout=sys.stderr)
             try:

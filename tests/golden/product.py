@@ -239,12 +239,14 @@ class FakeReader:
         """These ranges and no others."""
         return self.reader.read_ranges(*words, **options)
 
-    def make_task(self, works: Mapping[Partition, Any], kafka: dict[str, str]) -> Any:
+    def make_task(self, works: Mapping[Partition, Any]) -> Any:
         """The work of one slice, as the product makes it for Spark."""
         if self.cluster.kills:
             raise Killed
         fold_task = context.SparkFoldTask(
-            self.file, dict(works), kafka, traced_sessions=self.traced_sessions
+            self.file,
+            context.WorkTable.of_works(works),
+            traced_sessions=self.traced_sessions,
         )
         return lambda partition, whole, stretches: fold_task(
             partition, whole, (arrow_batch(stretch) for stretch in stretches)

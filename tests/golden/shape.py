@@ -43,6 +43,7 @@ UNSTABLE = {
     "bytes_after",
     "data",
     "endpoint",
+    "master",
     "messages_per_second",
     "peak_memory_bytes",
     "pid",

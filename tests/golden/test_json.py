@@ -51,3 +51,9 @@ def test_the_embedded_broker(broker: BrokerInfo) -> None:
 def test_the_embedded_s3_server() -> None:
     """Its address, bucket and process; nulls and exit code 4 where none runs."""
     assert embedded_server("s3", Path(os.environ[BROKER_HOME])) == pinned("s3")
+
+
+@pytest.mark.usefixtures("spark_cluster")
+def test_the_embedded_spark_cluster() -> None:
+    """Its master, and the process and host of each worker; nulls and exit code 4 where none runs."""
+    assert embedded_server("cluster", Path(os.environ[BROKER_HOME])) == pinned("cluster")

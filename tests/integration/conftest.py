@@ -17,4 +17,6 @@ def lab(
     request: pytest.FixtureRequest, tmp_path: Path, broker: BrokerInfo, spark: Callable[[], Any]
 ) -> Lab:
     """A folder of streams on the broker of this test run."""
-    return Lab(tmp_path, broker, spark, request.config.getoption("--read"))
+    is_in_bucket = request.config.getoption("--store") == "s3"
+    output_root = request.getfixturevalue("s3_url") if is_in_bucket else "lake"
+    return Lab(tmp_path, broker, spark, request.config.getoption("--read"), output_root)

@@ -213,7 +213,7 @@ def test_a_finding_fails_one_run_and_is_mailed_once(
     ):
         assert said in text
     assert airflow.run("orders", later) == "success"
-    assert "1 in quarantine" in airflow.log("orders", later, "fold")
+    assert "1 session in quarantine" in airflow.log("orders", later, "fold")
     assert [one for one in records(airflow) if one[1] == 1] == [(p, 1, "update") for p in (0, 2, 3)]
     mails = airflow.mails("orders")
     assert len([mail for mail in mails if not mail.startswith("Re:")]) == 1

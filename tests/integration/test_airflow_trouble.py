@@ -25,11 +25,14 @@ from deltalake import DeltaTable
 
 from seriatim.embedded import broker as embedded
 from seriatim.kafka import client
+from tests import browser
 from tests.integration.guarded import GuardedBroker
 from tests.integration.troubled import SECRETS, TroubledAirflow, settings
 
 pytestmark = pytest.mark.full
 LOGINS: list[bool] = []
+PLANNED = "four-topic/2  goes on at offset 2, without 1 offset [1, 2)"
+"""A line of the plan that a person is asked to approve."""
 
 
 @pytest.fixture(scope="module")
@@ -209,10 +212,50 @@ def answered(place: TroubledAirflow, answer: str) -> str:
     path = f"dags/seriatim_repair/dagRuns/{run}/taskInstances/approve/-1/hitlDetails"
     asked = place.api(path)
     assert asked["subject"] == "Repair four?"
-    assert "four-topic/2  goes on at offset 2, without 1 offset [1, 2)" in asked["body"]
-    place.api(path, {"chosen_options": [answer], "params_input": {}}, "PATCH")
-    assert place.run("seriatim_repair", run) == "success"
+    assert PLANNED in asked["body"]
+    if browser.found():
+        assert_line_breaks_are_kept(place, run)
+
+    def is_answered() -> bool:
+        # A busy server may take the answer and then not say so: a second one would be refused.
+        if not place.api(path)["response_received"]:
+            place.api(path, {"chosen_options": [answer], "params_input": {}}, "PATCH")
+        return True
+
+    place.wait("the answer is taken", is_answered)
+    assert place.run("seriatim_repair", run) == "success", logs(place, "seriatim_repair", run)
     return run
+
+
+def logs(place: TroubledAirflow, dag: str, run: str) -> str:
+    """What the tasks of a run said, for whoever reads why a test failed."""
+    texts = []
+    for task, state in place.tasks(dag, run).items():
+        if state in ("success", "failed", "up_for_retry"):
+            texts.append(
+                f"{task} {state}:\n{place.log(dag, run, task, place.tries(dag, run, task))}"
+            )
+    return "\n".join(texts)
+
+
+def assert_line_breaks_are_kept(place: TroubledAirflow, run: str) -> None:
+    """The plan is the one text that a person must judge: in a real browser each of its lines is one."""
+    page = browser.Browser(place.folder / f"browser-{run}")
+    try:
+        page.size(1280, 900)
+        page.open(
+            f"http://127.0.0.1:{place.port}/dags/seriatim_repair/runs/{run}/tasks/approve/required_actions"
+        )
+        page.wait(f"document.body.innerText.includes({json.dumps(PLANNED)})")
+        lines = page.text().splitlines()
+        page.picture(place.folder / "approval.png")
+    finally:
+        page.close()
+    planned = lines.index(PLANNED)
+    assert (
+        lines[planned - 2] == f"As of entry {place.sequence('four')}, this is done in one commit:"
+    )
+    assert lines[planned + 1].startswith("  why       ")
 
 
 def test_a_repair_that_is_rejected_changes_nothing_and_says_so(place: TroubledAirflow) -> None:
@@ -229,7 +272,8 @@ def test_a_repair_that_is_approved_is_applied(place: TroubledAirflow) -> None:
     """The partition goes on, the next run folds what waited, and the end of it is mailed."""
     run = answered(place, "Approve")
     assert place.tasks("seriatim_repair", run)["apply"] == "success"
-    assert place.run_to_end("four")[1] == "success"
+    next_run, state = place.run_to_end("four")
+    assert state == "success", logs(place, "four", next_run)
     found = {row["session"]: row["v"] for row in place.rows("four", "current")}
     assert found == {f"session-{p}": 7 for p in range(4)}
     place.seriatim("verify", "four", "--kafka")

@@ -22,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(bool(has_source()), reason=has_source() or "there is a source"),
 ]
 MARKS = 20
+PARTIAL_MARKS = 6
 TRANSACTIONS = 60
 OpenSource = Callable[..., ChangeSource]
 RUN_POINTS = [point for point in CRASH_POINTS if point != "table-created"]
@@ -115,3 +116,48 @@ def test_current_equals_its_source_at_every_mark(
     # Messages that the killed connector sends again may come after the last mark.
     assert not lab.fold(plain).findings
     assert published_rows(lab, plain) == expected
+
+
+def test_a_changed_key_with_an_unknown_value_is_found_until_the_row_is_sent_whole(
+    lab: Lab, open_source: OpenSource
+) -> None:
+    """A session per row, and a source that does not send whole rows: every row that `current` lacks is
+    in quarantine, and all other rows equal the source, also after the connector was killed.
+    """
+    source = open_source(3, seed=5, has_truncate=False, has_full_images=False)
+    stream = write_stream(lab, source, "rows", "key")
+    found_rows: set[int] = set()
+    for number in range(PARTIAL_MARKS):
+        clients = source.begin_load(TRANSACTIONS)
+        if number == PARTIAL_MARKS // 2:
+            source.kill_connector()
+        source.end_load(clients)
+        expected = source.mark()
+        ends = source.offsets_after_mark()
+        until = {f"{source.topic}/{partition}": end for partition, end in ends.items()}
+        findings = lab.fold(stream, until=until).findings
+        assert all("is another session" in finding.cause for finding in findings)
+        found_rows |= {json.loads(finding.session or "")["id"] for finding in findings}
+        waiting = quarantined_rows(lab, stream)
+        published = published_rows(lab, stream)
+        assert without(published, waiting) == without(expected, waiting), f"at mark {number}"
+    assert found_rows
+
+    # The value is written again, so that every row is sent whole.
+    source.run_sql("update orders set big = big || '';")
+    expected = source.mark()
+    source.offsets_after_mark()
+    assert lab.fold(stream).findings == []
+    assert quarantined_rows(lab, stream) == set()
+    assert published_rows(lab, stream) == expected
+
+
+def quarantined_rows(lab: Lab, stream: str) -> set[int]:
+    """The ids of rows whose session is in quarantine."""
+    sessions = lab.sessions(stream).items()
+    return {json.loads(name)["id"] for (_, name), session in sessions if session["finding"]}
+
+
+def without(rows: list[Any], ids: set[int]) -> list[Any]:
+    """The rows that have other ids."""
+    return [row for row in rows if row[0] not in ids]

@@ -102,7 +102,9 @@ def test_no_shuffle_in_our_plan(lab: Lab, topic: Callable[..., str], read: str) 
 
     def on_slice(_: Ranges, source: Any) -> bool:
         for read_source in (*sources, source):
-            frame = read_source.build_frame(context.SparkFoldTask(file, {}))
+            frame = read_source.build_frame(
+                context.SparkFoldTask(file, context.WorkTable.of_works({}))
+            )
             plan = frame._jdf.queryExecution().executedPlan().toString()
             plans.append((plan, frame.rdd.getNumPartitions()))
         return True

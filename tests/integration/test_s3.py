@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from aiosmtpd.controller import Controller
 
+from seriatim.storage.store import open_store
 from tests.conftest import BROKER_HOME
 from tests.integration.lab import Lab, fold_messages, fold_records
 from tests.integration.test_kills import killed_at
 from tests.integration.test_slices import tables
+from tests.mail_catcher import Catcher, free_port
 from tests.s3_proxy import proxy_process
 
 KILL_POINTS = ("mid-fold", "manifest-written", "committed")
 KILLED_MESSAGES = 6_000
+RANDOM_KILLS = 4
+KILLED_BEFORE_SECONDS = 30
 LOSSY_MESSAGES = 1_000_000
 LOSSY_RUNS_MAX = 20
 TROUBLE_SHARE = 0.2
 
 
-def _expect(lab: Lab, exit_code: int, *arguments: str) -> str:
+def _expect(lab: Lab, exit_code: int, *arguments: str, **environment: str) -> str:
     """Run a command; what it printed."""
-    run = lab.command(*arguments)
+    run = lab.command(*arguments, **environment)
     assert run.returncode == exit_code, run.stdout + run.stderr
     return run.stdout + run.stderr
 
@@ -86,6 +94,52 @@ def test_a_stream_in_a_bucket_is_a_straight_fold(
 
 
 @pytest.mark.full
+def test_what_goes_wrong_in_a_bucket_is_mailed_without_its_secret(
+    lab: Lab, topic: Callable[..., str], s3_url: str, s3_variables: dict[str, str]
+) -> None:
+    """A run finds a lost message. The outbox is in the bucket, too: two watches that share nothing else
+    send one mail. The secret is in no mail, object, event log of Spark, output or command line.
+    """
+    secret = s3_variables["AWS_SECRET_ACCESS_KEY"]
+    name = topic(1)
+    messages = tables({name: 1}, 5, 200)
+    lost = next(number for number, sent in enumerate(messages) if json.loads(sent[3])["seq"] == 3)
+    lab.send(messages[:lost] + messages[lost + 1 :])
+    alerts = {"to": ["ops@localhost"]}
+    stream = lab.stream("inbucket", name, output={"path": f"{s3_url}/lake"}, alerts=alerts)
+    events = lab.folder / "events"
+    (events / "log").mkdir(parents=True)
+    spark_settings = {"enabled": "true", "compress": "false", "dir": str(events / "log")}
+    lines = [f"spark.eventLog.{name} {value}\n" for name, value in spark_settings.items()]
+    (events / "spark-defaults.conf").write_text("".join(lines))
+    caught, port = Catcher(), free_port()
+    controller = Controller(caught, hostname="127.0.0.1", port=port)
+    controller.start()
+    try:
+        with _ProcessWatch(secret) as watch:
+            printed = _expect(lab, 3, "run", stream, SPARK_CONF_DIR=str(events))
+            for _ in range(2):
+                looked = lab.command(
+                    "watch",
+                    "--once",
+                    SERIATIM_SMTP=f"127.0.0.1:{port}",
+                    SERIATIM_OUTBOX=f"{s3_url}/outbox",
+                )
+                printed += looked.stdout + looked.stderr
+    finally:
+        controller.stop()
+    assert len(caught.mails) == 1, printed
+    assert name in caught.mails[0]["Subject"]
+    assert list(open_store(f"{s3_url}/outbox").keys(""))
+    assert watch.leaks == []
+    assert secret not in printed
+    assert secret not in caught.mails[0].as_string()
+    assert _files_with(events / "log", "SparkListenerTaskEnd")
+    assert _files_with(lab.folder, secret) == []
+    assert _files_with(Path(os.environ[BROKER_HOME]) / "s3", secret) == ["server.properties"]
+
+
+@pytest.mark.full
 def test_a_bucket_has_the_digests_of_a_disk(
     lab: Lab, topic: Callable[..., str], s3_url: str
 ) -> None:
@@ -113,8 +167,9 @@ def _files_with(folder: Path, text: str) -> list[str]:
 def test_kills_and_two_runs_at_once_in_a_bucket(
     lab: Lab, topic: Callable[..., str], s3_url: str
 ) -> None:
-    """Real processes, killed and racing: records and state as on a disk in one go. Then the commands
-    that look: a report, a look by watch, and verify after a compaction.
+    """Real processes, killed at named points and at random moments, and racing: records and state as on
+    a disk in one go. Then the commands that look: a report, a look by watch, and verify after a
+    compaction.
     """
     name = topic(2)
     messages = tables({name: 2}, 20, KILLED_MESSAGES)
@@ -125,6 +180,12 @@ def test_kills_and_two_runs_at_once_in_a_bucket(
         lab.send(messages[number * portion : (number + 1) * portion])
         killed_at(lab, stream, point, "--messages-max", "1000")
     lab.send(messages[len(KILL_POINTS) * portion :])
+    chance = random.Random(19)
+    for _ in range(RANDOM_KILLS):
+        run = lab.start("run", stream, "--messages-max", "200")
+        time.sleep(chance.uniform(1, KILLED_BEFORE_SECONDS))
+        run.kill()
+        run.communicate()
     runs = [lab.start("run", stream, "--messages-max", "500") for _ in range(2)]
     errors = [run.communicate(timeout=900)[1] for run in runs]
     assert {run.returncode for run in runs} <= {0, 5}, errors

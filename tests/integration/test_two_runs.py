@@ -46,8 +46,8 @@ def test_a_zombie_is_refused(lab: Lab, topic: Callable[..., str]) -> None:
     stream, one = lab.stream("zombie", name), lab.stream("one", name)
     lab.fold(one)
     zombie = lab.start("run", stream, "--messages-max", "1500")
-    records = lab.root(stream) / "records" / name / "0"
-    while zombie.poll() is None and not (records.exists() and list(records.glob("*.parquet"))):
+    store = lab.store(stream)
+    while zombie.poll() is None and not list(store.keys(f"records/{name}/0/")):
         time.sleep(0.005)
     family = [psutil.Process(zombie.pid), *psutil.Process(zombie.pid).children(recursive=True)]
     for process in family:

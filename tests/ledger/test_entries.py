@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
+from typing import cast
 
 import msgspec
 import pytest
@@ -12,6 +14,7 @@ from msgspec.structs import replace
 
 from seriatim.engine.files import Certificate, File
 from seriatim.engine.findings import Finding
+from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Counts
 from seriatim.errors import BrokenPromiseError, ConfigError
@@ -370,26 +373,33 @@ def test_a_certificate_accounts_for_every_offset() -> None:
         Certificate(partition=P, epoch=0, start=0, until=5, counts=Counts(messages=3))
 
 
+def a_runner(machine: str, version: int, *, can_upgrade: bool, shape: str = "key id") -> Runner:
+    """A runner of a machine, as far as the ledger looks at one."""
+    runner = SimpleNamespace(
+        name=machine, state_version=version, can_upgrade=can_upgrade, shape=shape
+    )
+    return cast("Runner", runner)
+
+
 def test_code_that_would_misread_the_state_is_refused() -> None:
     """Another machine, older code, or a newer version without a way up: each says what to do."""
     written = Ledger(stream="s", machine="table", shape="key id", state_version=2)
-    refuse_incompatible_machine(written, "table", 2, can_upgrade=False, shape="key id")
-    refuse_incompatible_machine(written, "table", 3, can_upgrade=True, shape="key id")
-    refuse_incompatible_machine(
-        Ledger(stream="s"), "anything", 7, can_upgrade=False, shape="key id"
-    )
+    refuse_incompatible_machine(written, a_runner("table", 2, can_upgrade=False))
+    refuse_incompatible_machine(written, a_runner("table", 3, can_upgrade=True))
+    refuse_incompatible_machine(Ledger(stream="s"), a_runner("anything", 7, can_upgrade=False))
+    other_machine = a_runner("book:Book", 2, can_upgrade=False)
+    refuse_incompatible_machine(written, other_machine, may_be_another=True)
     for machine, version, said in (
         ("book:Book", 2, "book:Book"),
         ("table", 1, "knows only 1"),
         ("table", 3, "no `upgrade`"),
     ):
         with pytest.raises(ConfigError, match=said) as refused:
-            refuse_incompatible_machine(
-                written, machine, version, can_upgrade=False, shape="key id"
-            )
+            refuse_incompatible_machine(written, a_runner(machine, version, can_upgrade=False))
         assert refused.value.next
+    other_shape = a_runner("table", 2, can_upgrade=False, shape="key other")
     with pytest.raises(ConfigError, match="misread the state"):
-        refuse_incompatible_machine(written, "table", 2, can_upgrade=False, shape="key other")
+        refuse_incompatible_machine(written, other_shape)
 
 
 def test_machine_and_version_are_remembered() -> None:

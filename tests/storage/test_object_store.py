@@ -13,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import xxhash
 
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
 from seriatim.storage import object_store
@@ -317,6 +318,53 @@ def test_a_small_parquet_file_is_one_request(
         assert proxy.count() == 3
 
 
+def test_a_large_object_is_transferred_once(
+    s3_url: str,
+    s3_variables: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Then the server only says that it is the same. A copy on this host that is damaged does not
+    count, and others are deleted when there are too many.
+    """
+    monkeypatch.setenv("SERIATIM_HOME", str(tmp_path))
+    contents = [bytes([number]) * object_store.CACHED_BYTES_MIN for number in range(3)]
+    digests = [xxhash.xxh3_128_hexdigest(content) for content in contents]
+    with S3Proxy(s3_variables["AWS_ENDPOINT_URL"]) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = open_store(s3_url)
+        for digest, content in zip(digests, contents, strict=True):
+            store.create(digest, content)
+        proxy.statuses.clear()
+        for _ in range(2):
+            assert store.read_again(digests[0], digests[0]) == contents[0]
+        assert proxy.statuses == [200, 304]
+        assert (tmp_path / "cache").stat().st_mode & 0o077 == 0
+        copy = tmp_path / "cache" / "state" / digests[0]
+        copy.write_bytes(copy.read_bytes()[:-1] + b"x")
+        assert store.read_again(digests[0], digests[0]) == contents[0]
+        assert proxy.statuses == [200, 304, 200]
+        monkeypatch.setattr(object_store, "CACHE_BYTES_MAX", 2 * len(contents[0]))
+        for digest in digests[1:]:
+            store.read_again(digest, digest)
+        assert [path.name for path in copy.parent.iterdir()] == [digests[2]]
+
+
+def test_a_damaged_tag_is_no_object_of_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The digest is that of the content alone, and no request can have such a tag."""
+    monkeypatch.setenv("SERIATIM_HOME", str(tmp_path))
+    content = b"content"
+    digest = xxhash.xxh3_128_hexdigest(content)
+    object_store._cache_object(digest, '"tag"', content)
+    assert object_store._cached_object(digest) == ('"tag"', content)
+    kept = tmp_path / "cache" / "state" / digest
+    for damage in (b"\xff", b"\x00"):
+        kept.write_bytes(damage + kept.read_bytes()[1:])
+        assert object_store._cached_object(digest) == ("", b"")
+
+
 def test_trouble_while_parquet_is_read_is_not_damage(
     s3_url: str, s3_variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -338,7 +386,7 @@ def test_trouble_while_parquet_is_read_is_not_damage(
 
 def test_a_named_store_has_its_own_options(tmp_path: Path) -> None:
     """From its section of the connections file, and from variables of its name, which win. Those of
-    the other store are not mixed in.
+    the other store would be mixed in by the library, which reads them by itself.
     """
     connections = tmp_path / "connections.toml"
     connections.write_text(
@@ -348,15 +396,17 @@ def test_a_named_store_has_its_own_options(tmp_path: Path) -> None:
     environ = {
         "SERIATIM_CONNECTIONS": str(connections),
         "SERIATIM_STORE_LAKE_REGION": "there",
-        "AWS_ENDPOINT_URL": "https://other",
-        "AWS_SESSION_TOKEN": "other",
+        "AWS_REGION": "elsewhere",
+        "AWS_ACCESS_KEY_ID": "other",
     }
     options = store_options(environ, "s3", "lake")
     assert options["aws_access_key_id"] == "me"
     assert options["aws_secret_access_key"] == CANARY
     assert options["aws_region"] == "there"
-    assert "aws_endpoint_url" not in options
-    assert "aws_session_token" not in options
+    for name in ("AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"):
+        with pytest.raises(ConfigError, match=f"would change it: {name}") as raised:
+            store_options({**environ, name: CANARY}, "s3", "lake")
+        assert CANARY not in raised.value.render()
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,19 @@ def test_a_halted_partition_is_red_with_its_offset_and_command(lake: Lake) -> No
     assert rows == ["orders", "quotes"], "what needs a person comes first"
 
 
+def test_a_figure_and_its_noun_agree(lake: Lake) -> None:
+    """One stream, then two: nobody reads of 1 streams."""
+    lake.stream("quotes", partitions=1)
+    figures = re.findall(r"<b[^>]*>([0-9,]+)</b><span>([^<]+)</span>", lake.get("/").text)
+    assert ("1", "stream") in figures
+    assert ("1", "partition") in figures
+    assert ("0", "need a person") in figures
+    lake.stream("orders", partitions=1)
+    figures = re.findall(r"<b[^>]*>([0-9,]+)</b><span>([^<]+)</span>", lake.get("/").text)
+    assert ("2", "streams") in figures
+    assert ("2", "partitions") in figures
+
+
 def test_a_stream_page_has_it_all(lake: Lake) -> None:
     """Numbers, partitions as bars, slices with certificates, a chart, findings with commands, who
     is in quarantine.

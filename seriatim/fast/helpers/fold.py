@@ -77,11 +77,16 @@ def choose_helper_count(
 
 @contextmanager
 def with_helpers(
-    file: StreamFile, work: PartitionWork, task_context: TaskContext, helper_count: int = 0
+    file: StreamFile,
+    work: PartitionWork,
+    task_context: TaskContext,
+    helper_count: int = 0,
+    cores: int = 1,
 ) -> Iterator[TaskContext]:
-    """The context of a task, whose fold uses helpers if they are worth it. They end with the block."""
+    """The context of a task, whose fold uses helpers if they are worth it. They end with the block.
+    `cores`: how many there are for this task and its neighbours.
+    """
     if helper_count == 0:
-        cores = os.cpu_count() or 1
         helper_count = choose_helper_count(file, work, task_context, cores)
     if helper_count < 2:
         yield task_context

@@ -5,16 +5,18 @@ Next: storage/record_query.py reads the records; cli/diff.py shows the differenc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from math import isnan
 from typing import Any, Protocol
 
 from msgspec import Struct, field
 
+from seriatim.engine.findings import list_some
 from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.records import Record
+from seriatim.ports import ProgressCallback
 
-Record = dict[str, Any]
 RecordsByPosition = dict[tuple[int, int], list[Record]]
 """Records by offset and index."""
 PartitionLife = tuple[Partition, str]
@@ -90,7 +92,7 @@ def diff_records(
     right_side: DiffSide,
     left_ranges: RangeByPartition,
     right_ranges: RangeByPartition,
-    progress: Callable[[int, int], None],
+    progress: ProgressCallback,
 ) -> DiffResult:
     """Compare all records at offsets that both sides have folded."""
     result = DiffResult()
@@ -133,11 +135,8 @@ def _choose_ranges(
         else:
             result.ranges[partition_life] = overlap
     if on_one_side:
-        text = ", ".join(on_one_side[:PARTITIONS_NAMED])
-        not_named = len(on_one_side) - PARTITIONS_NAMED
-        if not_named > 0:
-            text += f" and {not_named} more"
-        result.not_compared.append(f"{text}: only one of them has folded it")
+        names = list_some(on_one_side, PARTITIONS_NAMED)
+        result.not_compared.append(f"{names}: only one of them has folded it")
 
 
 def _overlap(left_range: OffsetRange | None, right_range: OffsetRange | None) -> OffsetRange | None:

@@ -19,6 +19,7 @@ from msgspec import Struct, field
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import Poison
 from seriatim.engine.offsets import Partition
+from seriatim.engine.records import Record
 from seriatim.engine.session import Session
 from seriatim.engine.table import (
     TableMachine,
@@ -29,12 +30,11 @@ from seriatim.engine.table import (
 )
 from seriatim.errors import ConfigError
 from seriatim.ledger.manifests import LedgerHead
-from seriatim.operations.inspect.session_replay import ProgressCallback, SessionReplay
+from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.tracing import SessionMessage, TraceStep
 from seriatim.operations.inspect.views import plain_view_of_message
-from seriatim.ports import OpenStream
+from seriatim.ports import OpenStream, ProgressCallback
 
-Record = dict[str, Any]
 RecordsByOffset = dict[int, list[Record]]
 
 
@@ -66,12 +66,12 @@ class RowExplanation(Struct, kw_only=True):
     partition: Partition
     topic_id: str
     touches: list[RowTouch] = field(default_factory=list)
-    value: dict[str, Any] | None = None
+    value: Record | None = None
     """The row as it is now; None: it is deleted, or never was there."""
     notes: list[str] = field(default_factory=list)
 
 
-def parse_row_key(runner: Runner, text: str) -> dict[str, Any]:
+def parse_row_key(runner: Runner, text: str) -> Record:
     """Parse a row's key as a person types it.
 
     It is one value, or several: with commas between them, or as a list in JSON. A ConfigError is
@@ -198,7 +198,7 @@ class RowExplainer:
             explanation.touches = _touches_without_messages(records)
         return explanation
 
-    def _last_value(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    def _last_value(self, rows: Sequence[Mapping[str, Any]]) -> Record | None:
         """The row as its last record leaves it; None: the record deletes it."""
         key_spec = self.open_stream.runner.row_key_spec
         if not rows or key_spec is None:

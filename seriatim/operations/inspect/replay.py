@@ -22,7 +22,7 @@ from typing import Any
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.files import Certificate, File, StateStore
+from seriatim.engine.files import Certificate, File, Files, StateStore
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition, Ranges
 from seriatim.engine.session import RefoldScope
@@ -43,9 +43,8 @@ from seriatim.operations.rewind import (
     repeat_releases,
 )
 from seriatim.operations.run import WorkByPartition, fold_until_stable, result_of_hole
-from seriatim.ports import DEFAULT_READ_OPTIONS, OpenStream, ReadOptions, Task
+from seriatim.ports import DEFAULT_READ_OPTIONS, OpenStream, ProgressCallback, ReadOptions, Task
 
-ProgressCallback = Callable[[int, int], None]
 ReadBatches = Callable[[OffsetRange], Iterator[MessageBatch]]
 
 
@@ -65,7 +64,7 @@ class ReplayOutput(Struct, kw_only=True):
     findings: dict[str, int] = field(default_factory=dict)
     records: list[File] = field(default_factory=list)
     other_record_files: dict[str, list[File]] = field(default_factory=dict)
-    state: tuple[File, ...] = ()
+    state: Files = ()
     halt_reason: str = ""
     """Why it stopped before the end of the range; empty: it did not."""
     missing_messages: int = 0
@@ -110,7 +109,7 @@ class ReplayRun:
         self,
         open_stream: OpenStream,
         head: LedgerHead,
-        make_task_context: Callable[[tuple[File, ...]], TaskContext],
+        make_task_context: Callable[[Files], TaskContext],
         *,
         without_state: bool,
         messages_max: int = 200_000,
@@ -139,7 +138,7 @@ class ReplayRun:
         base = self._chooser(partition, start).first_base_from(start)
         return start if base is None else base.account.frontier
 
-    def run(self, ranges: dict[Partition, OffsetRange]) -> Iterator[ReplayOutput]:
+    def run(self, ranges: Ranges) -> Iterator[ReplayOutput]:
         """Replay the range of each partition, one after the other.
 
         All of them are checked before the first is folded; a ConfigError says what cannot be.

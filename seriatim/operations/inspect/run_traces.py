@@ -19,6 +19,7 @@ import msgspec
 from seriatim.engine.files import StateStore
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import TIMESTAMP_RANGE_MS, MessageBatch
+from seriatim.engine.records import Record
 from seriatim.engine.task import PartitionWork, TaskResult
 from seriatim.operations.inspect.tracing import SessionMessage, TraceStep, TracingFold
 from seriatim.operations.inspect.views import diff_states, plain_view_of_message
@@ -48,7 +49,7 @@ class ShadowTrace:
         self.work = work
         self.state = state
         self.names = tuple(names)
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[Record] = []
         self.text_length = 0
         """Characters in all rows so far."""
         self.messages_left_out = 0
@@ -69,7 +70,7 @@ class ShadowTrace:
             yield batch
 
     def write_counting_rows(
-        self, result_content: bytes, write: Callable[[list[dict[str, Any]]], None]
+        self, result_content: bytes, write: Callable[[list[Record]], None]
     ) -> None:
         """Write the rows that count. An error ends the trace, and not the run."""
         try:
@@ -77,7 +78,7 @@ class ShadowTrace:
         except Exception as error:  # noqa: BLE001  # a full disk, a row that Parquet cannot hold
             self._give_up("no row of it is kept", error)
 
-    def counting_rows(self, result_content: bytes) -> list[dict[str, Any]]:
+    def counting_rows(self, result_content: bytes) -> list[Record]:
         """The rows up to where the task stopped; none if the task has no certificate."""
         result = msgspec.msgpack.decode(result_content, type=TaskResult)
         if result.certificate is None:
@@ -89,11 +90,11 @@ class ShadowTrace:
         rows.sort(key=lambda row: row["offset"])
         return rows
 
-    def _row_of_left_out_messages(self) -> dict[str, Any]:
+    def _row_of_left_out_messages(self) -> Record:
         """The row that stands for all messages that have no row."""
         names = ", ".join(self.names)
         # All rows have the same columns; those that this one has no value for are None.
-        row: dict[str, Any] = dict.fromkeys(self.rows[0])
+        row: Record = dict.fromkeys(self.rows[0])
         row.update(self._partition_columns())
         row["offset"] = self.first_offset_left_out
         row["outcome"] = (
@@ -104,9 +105,10 @@ class ShadowTrace:
 
     def _give_up(self, scope: str, error: Exception) -> None:
         work = self.work
+        traced_range = f"{work.partition} [{work.start}, {work.end})"
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
         self.trouble = (
-            f"{self.stream.name}: {work.partition} [{work.start}, {work.end}) is not traced, {scope}:"
-            f" {type(error).__name__}: {str(error)[:200]}."
+            f"{self.stream.name}: {traced_range} is not traced, {scope}: {reason}."
             " The run goes on; seriatim trace folds the messages again."
         )
 

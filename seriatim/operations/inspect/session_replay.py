@@ -48,12 +48,10 @@ from seriatim.operations.rewind import (
     released_again,
     same_session,
 )
-from seriatim.ports import OpenStream
+from seriatim.ports import OpenStream, ProgressCallback
 
 ENTRIES_READ_FIRST = 64
 """How many of the newest ledger entries are read before all of them are."""
-ProgressCallback = Callable[[int, int], None]
-"""Called with the offsets that are read so far, and the offsets of the range."""
 
 
 class SessionLocation(Struct, kw_only=True):

@@ -26,16 +26,16 @@ from seriatim.engine.fold import Fold
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch, Poison
 from seriatim.engine.offsets import Partition
-from seriatim.engine.records import MAIN_TABLE, table_of_record
+from seriatim.engine.records import MAIN_TABLE, Record, table_of_record
 from seriatim.engine.rules import tier_doubts_after_loss
-from seriatim.engine.session import FoldOutput, RefoldScope, Session, SwappedRanges
+from seriatim.engine.session import FoldOutput, RefoldScope, Row, Session, SwappedRanges
 from seriatim.engine.table import normalize_values
 from seriatim.engine.undo import EACH_MESSAGE
 from seriatim.operations.inspect.views import copy_state, view_of_message, view_of_state
 from seriatim.stream import Stream
 
-ApplyFunction = Callable[[Any, Any], Sequence[tuple[Any, ...]]]
-ApplyHook = Callable[[ApplyFunction, Any, Any], Sequence[tuple[Any, ...]]]
+ApplyFunction = Callable[[Any, Any], Sequence[Row]]
+ApplyHook = Callable[[ApplyFunction, Any, Any], Sequence[Row]]
 RUN_MESSAGES_MAX = 5_000
 """How many neighbouring messages are folded as one batch, at most."""
 CHUNK_MESSAGES = 500
@@ -83,7 +83,7 @@ class TraceStep(Struct, kw_only=True):
     before: Any
     """The machine's state before the message; None: there was none."""
     after: Any
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
     findings: list[TraceFinding] = field(default_factory=list)
     damaged: bool = False
     """Whether the session is damaged after the message."""
@@ -133,7 +133,7 @@ class TracingMachine:
         # Everything that is not defined here is the machine's own.
         return getattr(self.runner, name)
 
-    def apply(self, state: Any, message: Any) -> Sequence[tuple[Any, ...]]:
+    def apply(self, state: Any, message: Any) -> Sequence[Row]:
         """Fold one message into the state, and return its records."""
         if self.apply_hook is not None:
             return self.apply_hook(self.runner.apply, state, message)
@@ -468,11 +468,11 @@ class TracingFold:
         except Exception:  # noqa: BLE001  # the user's `upgrade` raised: the fold reports a finding
             return None
 
-    def _records_by_column(self, output: FoldOutput) -> list[dict[str, Any]]:
+    def _records_by_column(self, output: FoldOutput) -> list[Record]:
         """The records of a message, by column names, with their index, table and source."""
         records = []
         for row, values in enumerate(output.rows):
-            record: dict[str, Any] = {"index": output.indexes[row]}
+            record: Record = {"index": output.indexes[row]}
             table = table_of_record(values)
             if table != MAIN_TABLE:
                 record["table"] = table

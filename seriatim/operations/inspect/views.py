@@ -16,9 +16,10 @@ from msgspec import Struct
 from seriatim.engine.decoding import plain_values
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import Poison
+from seriatim.engine.session import Row
 from seriatim.engine.table import TableMachine
 
-TableRows = Mapping[Any, tuple[Any, ...]]
+TableRows = Mapping[Any, Row]
 """The state of the table machine: rows by key."""
 
 
@@ -127,7 +128,7 @@ def _diff_rows(table: TableMachine, before: TableRows, after: TableRows) -> Iter
         yield StateChange(key_text, plain_before, plain_after)
 
 
-def _row_to_plain(table: TableMachine, row: tuple[Any, ...] | None) -> Any:
+def _row_to_plain(table: TableMachine, row: Row | None) -> Any:
     if row is None:
         return None
     return table.row_to_plain(row)

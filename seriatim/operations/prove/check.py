@@ -23,12 +23,12 @@ from msgspec import Struct, field
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import File
+from seriatim.engine.files import File, Files, group_by_partition
 from seriatim.engine.findings import Finding
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError, FencedError, IntegrityError, raise_broken_promise
-from seriatim.ledger.commit import TRIES_MAX, commit, read_head, require_head
+from seriatim.ledger.commit import TRIES_MAX, commit, never_run_error, read_head, require_head
 from seriatim.ledger.entries import AcceptEntry, Entry, RepairEntry, VerdictEntry
 from seriatim.ledger.manifests import LedgerHead, Manifest
 from seriatim.ledger.model import Account, Change, FailedRange, Ledger, describe_failed_range
@@ -45,10 +45,16 @@ from seriatim.operations.prove.partition_rules import (
     state_row_reader,
 )
 from seriatim.operations.prove.suite import BrokenCheckError, Checker, Judgement, Suites
-from seriatim.ports import Clock, LedgerStore, OpenStream, RecordScanner, UnreadableFileError
-from seriatim.workers import LocalWorkers, Workers, map_or_raise
+from seriatim.ports import (
+    Clock,
+    LedgerStore,
+    OpenStream,
+    ProgressCallback,
+    RecordScanner,
+    UnreadableFileError,
+)
+from seriatim.workers import ChooseWorkers, map_or_raise, this_process
 
-ProgressCallback = Callable[[int, int], None]
 ROWS_AT_ONCE = 500_000
 """The most records of a partition whose rows are held in memory together. If there are more, the
 sessions are folded in rounds.
@@ -84,11 +90,11 @@ class JudgedPartition(Struct, frozen=True, kw_only=True):
     account: Account
     previous_account: Account | None
     """As of the last judged entry."""
-    record_files: tuple[File, ...]
+    record_files: Files
     """All record files of the partition."""
     first_new_offsets: dict[str, int]
     """By topic id: the first offset that is new."""
-    rewritten_files: tuple[File, ...] = ()
+    rewritten_files: Files = ()
     """Files that another program made of ours (OPTIMIZE), and that may have new records of this
     partition.
     """
@@ -96,11 +102,11 @@ class JudgedPartition(Struct, frozen=True, kw_only=True):
     """Whether all records of the partition are in files of its own."""
 
     @property
-    def new_files(self) -> tuple[File, ...]:
+    def new_files(self) -> Files:
         """The record files that have new records, by offset."""
         return self.files_since(self.first_new_offsets)
 
-    def files_since(self, first_offsets: Mapping[str, int]) -> tuple[File, ...]:
+    def files_since(self, first_offsets: Mapping[str, int]) -> Files:
         """The record files with records from these offsets on, by offset."""
         lowest = min(first_offsets.values(), default=0)
         files = [file for file in self.record_files if file.last_offset >= lowest]
@@ -123,20 +129,20 @@ def check_stream(
     record_scanner: RecordScanner,
     progress: ProgressCallback = _ignore_progress,
     *,
-    workers: Workers | None = None,
+    choose_workers: ChooseWorkers = this_process,
     load_runner: Callable[[], Runner] | None = None,
 ) -> CheckResult:
     """Judge every entry that was not judged yet.
 
     Other runs commit meanwhile, so a check may have to be tried again. `load_runner` loads the
-    machine where `workers` are other processes.
+    machine where works are done in other processes.
     """
     name = open_stream.stream.name
     row_reader = _exact_row_reader(open_stream.runner, load_runner)
     prover = PartitionProver(record_scanner, open_stream.open_state(), row_reader)
     for attempts_left in reversed(range(TRIES_MAX)):
         head = require_head(open_stream.ledger, name)
-        attempt = CheckAttempt(open_stream, head, suites, checker, prover, progress, workers)
+        attempt = CheckAttempt(open_stream, head, suites, checker, prover, progress, choose_workers)
         if not attempt.partitions:
             return attempt.result
         try:
@@ -196,17 +202,16 @@ def unjudged_entries(manifests: Iterable[Manifest]) -> Iterator[UnjudgedEntry]:
     accounts_before: dict[str, Account] = {}
     for manifest in manifests:
         accounts_after = manifest.ledger.partitions
-        accounts: dict[str, Account | None] = dict.fromkeys(
-            name for name in accounts_before if name not in accounts_after
-        )
+        accounts: dict[str, Account | None] = {}
+        for name in accounts_before:
+            if name not in accounts_after:
+                accounts[name] = None
         for name, account in accounts_after.items():
             if accounts_before.get(name) != account:
                 accounts[name] = account
-        yield UnjudgedEntry(
-            entry=manifest.entry,
-            changes={str(change.partition): change for change in manifest.entry.changes},
-            accounts=accounts,
-        )
+        entry = manifest.entry
+        changes = {str(change.partition): change for change in entry.changes}
+        yield UnjudgedEntry(entry=entry, changes=changes, accounts=accounts)
         accounts_before = accounts_after
 
 
@@ -221,7 +226,7 @@ class CheckAttempt:
         checker: Checker,
         prover: PartitionProver,
         progress: ProgressCallback = _ignore_progress,
-        workers: Workers | None = None,
+        choose_workers: ChooseWorkers = this_process,
     ) -> None:
         """Step 1: what is to be judged."""
         self.open_stream = open_stream
@@ -229,7 +234,7 @@ class CheckAttempt:
         self.checker = checker
         self.prover = prover
         self.progress = progress
-        self.workers = LocalWorkers() if workers is None else workers
+        self.choose_workers = choose_workers
         self.head = head
         self.judgements: list[Judgement] = []
         ledger = head.ledger
@@ -262,7 +267,7 @@ class CheckAttempt:
         for judged in self.partitions:
             total_rows += sum(file.rows for file in judged.new_files)
         claims = map(self.claims, self.partitions)
-        proofs = map_or_raise(self.workers, self.prover, claims)
+        proofs = map_or_raise(self.choose_workers(total_rows), self.prover, claims)
         for judged, proof in zip(self.partitions, proofs, strict=True):
             self._judge_partition(judged, proof)
             self.progress(result.records, max(total_rows, result.records))
@@ -442,7 +447,7 @@ def judged_partitions(
         for change in entry.changes:
             if change.certificate or change.records or change.state is not None:
                 changes_by_partition.setdefault(str(change.partition), []).append((entry, change))
-    files_by_partition, foreign_files = _own_and_foreign_files(after, active_files)
+    files_by_partition, foreign_files = group_by_partition(active_files, after.partitions)
     partitions: list[JudgedPartition] = []
     for partition_name, changes in sorted(changes_by_partition.items()):
         previous_account = before.partitions.get(partition_name)
@@ -459,22 +464,6 @@ def judged_partitions(
         )
         partitions.append(judged)
     return partitions
-
-
-def _own_and_foreign_files(
-    ledger: Ledger, active_files: Iterable[File]
-) -> tuple[dict[str, list[File]], list[File]]:
-    """Our files of the table by partition, and those that another program made of ours."""
-    own_files: dict[str, list[File]] = {}
-    foreign_files: list[File] = []
-    for file in active_files:
-        # Our paths are TABLE/TOPIC/NUMBER/NAME. Other programs choose folders of their own.
-        partition_name = "/".join(file.path.split("/")[1:-1])
-        if partition_name in ledger.partitions:
-            own_files.setdefault(partition_name, []).append(file)
-        else:
-            foreign_files.append(file)
-    return own_files, foreign_files
 
 
 def _find_first_new_offsets(
@@ -622,10 +611,7 @@ def accept_failed_check(
     """
     head = read_head(store, stream)
     if head is None:
-        raise ConfigError(
-            f"{stream}: it was never run, so there is nothing to accept",
-            next=f"seriatim run {stream}",
-        )
+        raise never_run_error(stream, "there is nothing to accept")
     refuse_if_nothing_failed(head.ledger, sequence)
     accepted = [failed for failed in head.ledger.failed_ranges if failed.judged_until <= sequence]
     if dry_run:

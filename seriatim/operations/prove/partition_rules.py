@@ -28,7 +28,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.files import Certificate, File, StateStore
+from seriatim.engine.files import Certificate, File, Files, StateStore
 from seriatim.engine.machine import Runner, UserMachine
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import (
@@ -404,11 +404,14 @@ def _slice_rules(
 
 def _certificate_rules(change: Change, certificate: Certificate) -> Iterator[RuleCheck]:
     """A certificate is of its change, and counts its records."""
-    yield RuleCheck(
-        "a certificate is of another range",
-        (str(change.partition), change.epoch, change.frontier, change.until),
-        (str(certificate.partition), certificate.epoch, certificate.start, certificate.until),
+    changed_range = (str(change.partition), change.epoch, change.frontier, change.until)
+    certified_range = (
+        str(certificate.partition),
+        certificate.epoch,
+        certificate.start,
+        certificate.until,
     )
+    yield RuleCheck("a certificate is of another range", changed_range, certified_range)
     yield RuleCheck(
         "a certificate counts other records than its files have",
         _row_count(change.records),
@@ -882,7 +885,7 @@ class FoldBase(Struct, frozen=True):
 
     topic_id: str = ""
     frontier: int = 0
-    state: tuple[File, ...] = ()
+    state: Files = ()
 
     def newer_files(self, account: Account) -> list[File]:
         """The present state files that are not of the base."""

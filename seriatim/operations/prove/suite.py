@@ -61,10 +61,11 @@ class Expectation(Struct, frozen=True):
         if self.description:
             return self.description
         short_type = self.type.removeprefix("expect_").replace("_", " ")
-        arguments = ", ".join(
-            f"{name}={value!r}" for name, value in self.kwargs.items() if name != "row_condition"
-        )
-        return f"{short_type} ({arguments})"
+        arguments: list[str] = []
+        for name, value in self.kwargs.items():
+            if name != "row_condition":
+                arguments.append(f"{name}={value!r}")
+        return f"{short_type} ({', '.join(arguments)})"
 
     def columns(self) -> list[str] | None:
         """The columns it is about; None if it does not say, so that it may be about all."""
@@ -127,7 +128,8 @@ class Suites(Struct, frozen=True):
     @property
     def count(self) -> int:
         """How many expectations there are."""
-        return sum(len(suite.expectations) for suite in (self.records, self.ledger, self.state))
+        suites = (self.records, self.ledger, self.state)
+        return sum(len(suite.expectations) for suite in suites)
 
 
 def parse_suite(content: bytes, file_name: str) -> list[Expectation]:

@@ -22,8 +22,8 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.files import Certificate, Digests
-from seriatim.engine.offsets import Bounds, OffsetRange, Partition
+from seriatim.engine.files import Certificate, Digests, partition_name_of_path
+from seriatim.engine.offsets import Bounds, BoundsByPartition, OffsetRange, Partition, Ranges
 from seriatim.engine.records import table_of_path
 from seriatim.ledger.commit import never_run_error
 from seriatim.ledger.manifests import Manifest, ManifestReference, UnreadableManifestError
@@ -67,11 +67,11 @@ from seriatim.ports import (
     FileOutline,
     FileReading,
     PastMessageReader,
+    ProgressCallback,
     UnreadableFileError,
 )
 from seriatim.workers import map_or_raise
 
-ProgressCallback = Callable[[int, int], None]
 ORPHANS_REPORTED_MAX = 20
 
 
@@ -433,7 +433,7 @@ class Verification:
                 paths_by_partition.setdefault(name, []).append(path)
         rows_by_partition: dict[str, int] = {}
         for path, added in self.table_files.items():
-            name = "/".join(path.split("/")[1:-1])
+            name = partition_name_of_path(path)
             rows_by_partition[name] = rows_by_partition.get(name, 0) + added.rows
         claims: list[PartitionClaims] = []
         for name, account in self.last_ledger.partitions.items():
@@ -585,7 +585,7 @@ class KafkaComparison:
     def __init__(
         self,
         past_reader: PastMessageReader,
-        bounds: Mapping[Partition, Bounds],
+        bounds: BoundsByPartition,
         digests: Callable[[], Digests],
         progress: ProgressCallback | None = None,
     ) -> None:
@@ -605,7 +605,7 @@ class KafkaComparison:
         ranges = self._uncompared_ranges(verification, compared_sequence)
         ranges.sort(key=lambda compared_range: (compared_range.partition, compared_range.sequence))
         messages_total = sum(len(compared_range.offset_range) for compared_range in ranges)
-        missing_ranges: dict[Partition, OffsetRange] = {}
+        missing_ranges: Ranges = {}
         for compared_range in ranges:
             partition = compared_range.partition
             is_there = _is_in_kafka(compared_range, self.bounds.get(partition))
@@ -690,4 +690,8 @@ def _is_in_kafka(compared_range: ComparedRange, bounds: Bounds | None) -> bool:
 
 
 def _describe_digests(digests: dict[str, str]) -> str:
-    return ", ".join(f"{name} {digest[:12]}" for name, digest in digests.items())
+    texts: list[str] = []
+    for name, digest in digests.items():
+        # The first characters tell two digests apart, and fit on a line.
+        texts.append(f"{name} {digest[:12]}")
+    return ", ".join(texts)

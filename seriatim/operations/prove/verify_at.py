@@ -24,19 +24,21 @@ from seriatim.engine.fold import Fold
 from seriatim.engine.machine import Machine, Runner, UserMachine
 from seriatim.engine.messages import (
     CapturedMessage,
+    KeysOrValues,
     MessageBatch,
     Poison,
+    SequenceNumbers,
     session_name_of_key,
     session_name_of_partition,
 )
-from seriatim.engine.offsets import Bounds, OffsetRange, Partition
-from seriatim.engine.records import MESSAGE_COLUMNS
+from seriatim.engine.offsets import Bounds, BoundsByPartition, OffsetRange, Partition
+from seriatim.engine.records import MESSAGE_COLUMNS, Record
 from seriatim.engine.session import Session
 from seriatim.ledger.gaps import Gap, GapsFold
 from seriatim.ledger.model import Account
 from seriatim.operations.prove.stream_rules import replay_active_files
 from seriatim.operations.prove.verify import Verification
-from seriatim.ports import AddedFile, Audit, PastMessageReader
+from seriatim.ports import AddedFile, Audit, PastMessageReader, ProgressCallback
 from seriatim.stream import Stream
 
 MESSAGES_AT_ONCE = 5_000
@@ -44,7 +46,6 @@ OFFSET_MAX = 2**63 - 1
 HARMLESS_CAUSES = ("marker", "aborted", "compacted")
 """Causes of missing offsets that are no loss."""
 READ_COLUMNS = (*MESSAGE_COLUMNS, "op")
-ProgressCallback = Callable[[int, int], None]
 IsExplained = Callable[[Partition, OffsetRange], bool]
 """Whether certificates say why the offsets of a hole are missing."""
 FaultLevel = Literal["error", "warning"]
@@ -120,11 +121,11 @@ class ReplayRunner(UserMachine):
         self.message: Any = None
         """The message that is folded now."""
 
-    def decode(self, values: Sequence[bytes | None]) -> list[Any]:
+    def decode(self, values: KeysOrValues) -> list[Any]:
         """The message that is folded now."""
         return [self.message] * len(values)
 
-    def sequences(self, messages: Sequence[Any]) -> Sequence[int | None]:
+    def sequences(self, messages: Sequence[Any]) -> SequenceNumbers:
         """The producer's own counter of each message; None of poison."""
         return [message.sequence for message in messages]
 
@@ -211,13 +212,13 @@ class MessageJudge:
         expected_text = f"offset {expected}"
         actual = f"offset {message.offset}"
         if message.offset < expected:
-            record_fault(self.faults, "offset again", partition, message, expected_text, actual)
+            self._record_fault("offset again", partition, message, expected_text, actual)
             return
         level: FaultLevel = "error"
         if self.is_explained(partition, OffsetRange(expected, message.offset)):
             level = "warning"
             actual += " (explained when it was folded)"
-        record_fault(self.faults, "gap", partition, message, expected_text, actual, level)
+        self._record_fault("gap", partition, message, expected_text, actual, level)
 
     def _judge_message(
         self,
@@ -238,8 +239,7 @@ class MessageJudge:
         needs_snapshot = self.has_snapshots and message.is_snapshot is False
         if is_readable and session is None and needs_snapshot and not message.is_session_end:
             level: FaultLevel = "error" if from_birth else "warning"
-            record_fault(
-                self.faults,
+            self._record_fault(
                 "headless",
                 partition,
                 message,
@@ -253,7 +253,7 @@ class MessageJudge:
             return has_state
         kind, cause = replay.fold_message(message)
         if kind == "poison":
-            record_fault(self.faults, kind, partition, message, "a message that can be read", cause)
+            self._record_fault(kind, partition, message, "a message that can be read", cause)
             return False
         if kind:
             self._record_sequence_fault(kind, partition, message, last_sequence)
@@ -270,32 +270,31 @@ class MessageJudge:
         if message.is_snapshot and kind == "sequence gap":
             level = "warning"
             actual += ", closed by this snapshot"
-        record_fault(self.faults, kind, partition, message, expected, actual, level)
+        self._record_fault(kind, partition, message, expected, actual, level)
 
-
-def record_fault(
-    faults: dict[tuple[str, FaultLevel], ValidationFault],
-    kind: str,
-    partition: Partition,
-    message: ObservedMessage,
-    expected: str,
-    actual: str,
-    level: FaultLevel = "error",
-) -> None:
-    """Record the first fault of a kind, and count the others."""
-    fault = faults.get((kind, level))
-    if fault is not None:
-        fault.count += 1
-        return
-    faults[kind, level] = ValidationFault(
-        kind=kind,
-        partition=partition,
-        offset=message.offset,
-        session=message.session,
-        expected=expected,
-        found=actual,
-        level=level,
-    )
+    def _record_fault(
+        self,
+        kind: str,
+        partition: Partition,
+        message: ObservedMessage,
+        expected: str,
+        actual: str,
+        level: FaultLevel = "error",
+    ) -> None:
+        """Record the first fault of a kind, and count the others."""
+        fault = self.faults.get((kind, level))
+        if fault is not None:
+            fault.count += 1
+            return
+        self.faults[kind, level] = ValidationFault(
+            kind=kind,
+            partition=partition,
+            offset=message.offset,
+            session=message.session,
+            expected=expected,
+            found=actual,
+            level=level,
+        )
 
 
 def _has_sequence_of_its_own(message: ObservedMessage, last_sequence: int | None) -> bool:
@@ -602,7 +601,7 @@ def capture_sources(
 
 def kafka_sources(
     past_reader: PastMessageReader,
-    bounds: Mapping[Partition, Bounds],
+    bounds: BoundsByPartition,
     stream: Stream,
     runner: Runner,
 ) -> dict[Partition, MessageSource]:
@@ -630,8 +629,8 @@ def observe_messages(
     runner: Runner,
     partition: Partition,
     offsets: Sequence[int],
-    keys: Sequence[bytes | None],
-    values: Sequence[bytes | None],
+    keys: KeysOrValues,
+    values: KeysOrValues,
 ) -> Iterator[ObservedMessage]:
     """Messages as they are judged, decoded a batch at a time."""
     for start in range(0, len(offsets), MESSAGES_AT_ONCE):
@@ -708,18 +707,21 @@ def output_sources(
                 certificates.append(change.certificate)
             for file in change.quarantine_files:
                 partition_offsets = quarantined_offsets.setdefault(change.partition, set())
-                partition_offsets.update(row["offset"] for row in audit.rows(file.path, ["offset"]))
+                rows = audit.rows(file.path, ["offset"])
+                partition_offsets.update(row["offset"] for row in rows)
     active_files = replay_active_files(verification.commits).values()
     sources: dict[Partition, MessageSource] = {}
     for partition_name, account in accounts.items():
         partition = Partition.parse(partition_name)
         paths = _paths_of_partition(active_files, partition_name)
+        # A log that was cut may end before the first offset that was ever read.
         start = min(account.initial_frontier, account.frontier)
+        topic_id = account.topic_id
         sources[partition] = MessageSource(
             offset_range=OffsetRange(start, account.frontier),
-            read=_record_reader(audit, paths, account.topic_id),
+            read=_record_reader(audit, paths, topic_id),
             quarantined_offsets=quarantined_offsets.get(partition, set()),
-            headless_ranges=_headless_ranges(gaps_fold.gaps, partition, account.topic_id),
+            headless_ranges=_headless_ranges(gaps_fold.gaps, partition, topic_id),
         )
     return sources, certificates
 
@@ -752,13 +754,13 @@ def _record_reader(
 ) -> Callable[[], Iterator[ObservedMessage]]:
     """Reads records as the messages that they came from: one for each message that left any."""
 
-    def record_rows() -> Iterator[dict[str, Any]]:
+    def record_rows() -> Iterator[Record]:
         for path in paths:
             for row in audit.rows(path, READ_COLUMNS):
                 if row["topic_id"] == topic_id:
                     yield row
 
-    def message_of_row(row: dict[str, Any]) -> tuple[int, str]:
+    def message_of_row(row: Record) -> tuple[int, str]:
         return row["source_offset"], row["session"]
 
     def read() -> Iterator[ObservedMessage]:

@@ -13,7 +13,7 @@ Next: operations/rewind.py chooses where a refold begins; operations/repair/refo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 import msgspec
@@ -21,10 +21,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.engine.files import File
-from seriatim.engine.findings import printable_session, shell_quote
+from seriatim.engine.findings import count_of, list_some, printable_session, shell_quote
 from seriatim.engine.holes import LOSS_FINDINGS
 from seriatim.engine.offsets import Bounds, OffsetRange, Partition
-from seriatim.engine.session import Session, SwappedRanges
+from seriatim.engine.session import Session, SessionsByName, SwappedRanges
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.ledger.commit import require_head
 from seriatim.ledger.manifests import LedgerHead
@@ -51,6 +51,8 @@ from seriatim.operations.rewind import (
 from seriatim.ports import OpenStream
 
 SESSIONS_NAMED_MAX = 5
+DAMAGES_NAMED_MAX = 5
+"""Damages that a reason names. It goes into the ledger, and a stream may have thousands of files."""
 PARTITIONS_NAMED_MAX = 20
 RETRYABLE_HALTS = {"poison": "the message is read again"}
 """Halts that are lifted on request, because reading again may help."""
@@ -93,12 +95,13 @@ class RepairRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def to_command(self, stream: str) -> str:
         """What a person would type for this request."""
         if self.ranges:
-            machine_option = " --machine unchanged" if self.unchanged else ""
-            ranges = ", ".join(
-                f"{partition} [{start}, {until})"
-                for partition, (start, until) in sorted(self.ranges.items())
-            )
-            return f"seriatim backfill {stream}{machine_option}, of {ranges}"
+            command = f"seriatim backfill {stream}"
+            if self.unchanged:
+                command += " --machine unchanged"
+            ranges: list[str] = []
+            for partition, (start, until) in sorted(self.ranges.items()):
+                ranges.append(f"{partition} [{start}, {until})")
+            return f"{command}, of {', '.join(ranges)}"
         command = f"seriatim repair {stream}"
         if self.partition:
             command += f" --partition {self.partition}"
@@ -179,7 +182,7 @@ def merge_damages(damages: Sequence[Damage]) -> Damage:
         start=min(damage.request.start for damage in damages),
         until=max(ends),
         swapped_ranges=swapped_ranges,
-        reason="; ".join(distinct_reasons),
+        reason=list_some([*distinct_reasons], DAMAGES_NAMED_MAX, separator="; "),
     )
     rebuilds_state = any(damage.rebuilds_state for damage in damages)
     return Damage(request=merged_request, rebuilds_state=rebuilds_state)
@@ -342,8 +345,8 @@ def plan_repair(
     # 3. The plan.
     actions = planner.actions
     deleted_files: list[str] = []
-    if request == RepairRequest():
-        deleted_files = planner.unneeded_damaged_files()
+    if request.is_unrestricted:
+        deleted_files = planner.unneeded_damaged_files(request.partition)
     partitions = sorted({action.partition for action in actions})
     plan = RepairPlan(
         stream=stream_name,
@@ -367,10 +370,10 @@ def require_known_partition(ledger: Ledger, name: str) -> Partition:
     """The partition of this name. A partition that was never read is refused."""
     partition = Partition.parse(name)
     if ledger.account(partition) is None:
-        known_partitions = ledger.known_partitions()[:PARTITIONS_NAMED_MAX]
+        known_partitions = [str(known) for known in ledger.known_partitions()]
         raise ConfigError(
             f"{ledger.stream}: {partition} was never read",
-            known=", ".join(map(str, known_partitions)),
+            known=list_some(known_partitions, PARTITIONS_NAMED_MAX),
             next="name one of these partitions",
         )
     return partition
@@ -700,10 +703,7 @@ class RepairPlanner:
         if swapped_ranges:
             swapped_text = f"; swapped messages of {len(swapped_ranges)} are put into order"
         names = sorted(sessions)
-        listed = ", ".join(names[:SESSIONS_NAMED_MAX])
-        if len(names) > SESSIONS_NAMED_MAX:
-            listed += ", …"
-        plural = "" if len(names) == 1 else "s"
+        listed = list_some(names, SESSIONS_NAMED_MAX)
         finding_offsets = [session.finding_offset for session in sessions.values()]
         refold = RefoldRequest(
             partition=partition,
@@ -711,12 +711,12 @@ class RepairPlanner:
             until=account.frontier,
             sessions=tuple(names),
             swapped_ranges=swapped_ranges,
-            reason=f"{len(names)} session{plural} in quarantine: {listed}{swapped_text}",
+            reason=f"{count_of(len(names), 'session')} in quarantine: {listed}{swapped_text}",
         )
         return [Damage(request=refold, damaged_until=max(finding_offsets) + 1)]
 
     def _missing_messages(
-        self, partition: Partition, sessions: Mapping[str, Session]
+        self, partition: Partition, sessions: SessionsByName
     ) -> dict[str, MissingMessage]:
         """What Kafka has of the messages that sessions in quarantine wait for."""
         bounds = self.bounds.get(partition)
@@ -810,7 +810,7 @@ class RepairPlanner:
             defect = self._checked_files[file.path]
             if defect:
                 texts.append(f"{file.path}: {defect}")
-        return "; ".join(texts)
+        return list_some(texts, DAMAGES_NAMED_MAX, separator="; ")
 
     # The refold of a damage
 
@@ -1121,14 +1121,16 @@ class RepairPlanner:
                 )
                 self.notes.append(error.render())
 
-    def unneeded_damaged_files(self) -> list[str]:
-        """Damaged files that verify found, that nothing needs any more, and that still exist."""
+    def unneeded_damaged_files(self, partition_name: str = "") -> list[str]:
+        """Damaged files that verify found, that nothing needs any more, and that still exist; only
+        those of one partition, if one is named.
+        """
         needed_paths = set(self.active_paths)
         for account in self.ledger.partitions.values():
             needed_paths |= {file.path for file in account.state}
         for history in self.history.partitions.values():
             needed_paths.update(history.other_record_files)
-        committed_files = self._all_committed_files()
+        committed_files = self._all_committed_files(partition_name)
         candidates = [
             committed_files[path]
             for path in self._suspect_paths()
@@ -1143,10 +1145,14 @@ class RepairPlanner:
         existing_files = [file for file in candidates if file.path in existing_paths]
         return sorted(self.joiner.find_damaged_files(existing_files))
 
-    def _all_committed_files(self) -> dict[str, File]:
-        """Every record file and state file that an entry of the ledger ever made, by path."""
+    def _all_committed_files(self, partition_name: str) -> dict[str, File]:
+        """Every record file and state file that an entry of the ledger ever made, by path; only those
+        of one partition, if one is named.
+        """
         files: dict[str, File] = {}
-        for history in self.history.partitions.values():
+        for partition, history in self.history.partitions.items():
+            if partition_name not in ("", str(partition)):
+                continue
             for path, origin in history.all_record_files.items():
                 files[path] = origin.file
             for point in history.points:

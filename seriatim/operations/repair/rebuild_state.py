@@ -26,12 +26,12 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.files import File
+from seriatim.engine.files import File, Files
 from seriatim.engine.findings import GapMark
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import SessionTable
 from seriatim.engine.rules import is_in_doubt, tier_doubts_after_loss
-from seriatim.engine.session import Session
+from seriatim.engine.session import Session, SessionsByName
 from seriatim.engine.task import stem_prefix
 from seriatim.ledger.gaps import Gap
 from seriatim.ledger.model import Account, Change
@@ -63,12 +63,12 @@ class StateRebuild(Struct, frozen=True):
         for gap in gaps:
             self._apply_gap(sessions, gap)
         # 2. Sessions that are not lost. They win over what was rebuilt.
-        intact_sessions: dict[str, Session] = {}
+        intact_sessions: SessionsByName = {}
         for name, session in state.all_sessions(newer_files):
             intact_sessions[name] = self._session_of_intact_file(session)
         sessions |= intact_sessions
         # 3. The state file.
-        state_files: tuple[File, ...] = ()
+        state_files: Files = ()
         if sessions:
             stem = f"{stem_prefix(account.epoch, account.frontier)}{hold}n"
             state_files = state.save(self.partition, stem, sessions, ())
@@ -108,9 +108,7 @@ class StateRebuild(Struct, frozen=True):
         older_files = [file for file in files[:newest_damaged] if file.path not in damaged]
         return newer_files, older_files
 
-    def _rebuild_sessions(
-        self, records: Sequence[File], older: Sequence[File]
-    ) -> dict[str, Session]:
+    def _rebuild_sessions(self, records: Sequence[File], older: Sequence[File]) -> SessionsByName:
         """The sessions whose newest state is lost, as far as they are known."""
         row_key_spec = None
         if self.open_stream.stream.machine == "table":
@@ -122,7 +120,7 @@ class StateRebuild(Struct, frozen=True):
             return {table.session: self._session_from_records(table) for table in tables}
         if not tier_doubts_after_loss(self.open_stream.stream.tier):
             return {}  # No sequence could prove that an older state is still the right one.
-        sessions: dict[str, Session] = {}
+        sessions: SessionsByName = {}
         for name, session in self.open_stream.open_state().all_sessions(older):
             sessions[name] = session.without_finding()
         return sessions
@@ -142,7 +140,7 @@ class StateRebuild(Struct, frozen=True):
             timestamp=table.timestamp,
         )
 
-    def _apply_gap(self, sessions: dict[str, Session], gap: Gap) -> None:
+    def _apply_gap(self, sessions: SessionsByName, gap: Gap) -> None:
         """Put an open gap back into its session: its next snapshot, or a person, ends it."""
         if gap.session is None or gap.closed is not None:
             return

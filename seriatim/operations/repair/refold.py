@@ -33,9 +33,9 @@ from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import File, SourceFailedError, save_state
+from seriatim.engine.files import File, Files, FilesByTable, SourceFailedError, save_state
 from seriatim.engine.findings import Finding, GapMark
-from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.engine.offsets import OffsetRange, Partition, Ranges
 from seriatim.engine.records import table_of_path
 from seriatim.engine.session import RefoldScope, ReplacedRecords, Session, SwappedRanges
 from seriatim.engine.task import PartitionWork, TaskResult, stem_prefix
@@ -94,9 +94,8 @@ from seriatim.operations.run import (
     result_of_hole,
 )
 from seriatim.operations.sweep import sweep_attempts, sweep_dead
-from seriatim.ports import OpenStream, ReadOptions
+from seriatim.ports import OpenStream, ProgressCallback, ReadOptions
 
-ProgressCallback = Callable[[int, int], None]
 REGION_ROWS_MAX = 1_000_000
 FILES_SHOWN_MAX = 10
 
@@ -113,7 +112,7 @@ class RefoldResult(Struct, kw_only=True):
     """Records that were made again."""
     removed_files: int = 0
     """Record files that left the table."""
-    ranges: dict[Partition, OffsetRange] = field(default_factory=dict)
+    ranges: Ranges = field(default_factory=dict)
     """What was made again, up to where the last session was as committed."""
     new_findings: list[Finding] = field(default_factory=list)
     """Findings that the first fold did not have."""
@@ -137,7 +136,9 @@ class DamagedInputError(Exception):
 
     def error(self, stream: str) -> IntegrityError:
         """The error for people, where folding these files again does not help either."""
-        file_lines = [f"{path}: {defect}" for path, defect in self.damaged_files.items()]
+        file_lines: list[str] = []
+        for path, defect in self.damaged_files.items():
+            file_lines.append(f"{path}: {defect}")
         return IntegrityError(
             f"{stream}: {len(self.damaged_files)} record files that hold what is to stay are"
             " damaged",
@@ -163,7 +164,7 @@ class PartitionRefold(Struct, kw_only=True):
     session_ends: dict[str, int] = field(default_factory=dict)
     """Sessions whose refold is over, and the offset from which on they are as committed."""
     offset: int
-    state: tuple[File, ...]
+    state: Files
     records: list[File] = field(default_factory=list)
     other_record_files: dict[str, list[File]] = field(default_factory=dict)
     quarantine_files: list[File] = field(default_factory=list)
@@ -377,9 +378,7 @@ class RepairRun:
     ) -> LedgerHead:
         """Reserve partitions for a new attempt, or take over the hold of a refold that died."""
         runner = self.runner
-        refuse_incompatible_machine(
-            head.ledger, runner.name, runner.state_version, runner.can_upgrade, runner.shape
-        )
+        refuse_incompatible_machine(head.ledger, runner)
         hold = self.open_stream.new_attempt()
         entry = HoldEntry(
             attempt=hold,
@@ -413,7 +412,10 @@ class RepairRun:
     def _is_overtaken(self, partitions: Sequence[Partition]) -> bool:
         """Whether another repair has taken over the hold."""
         accounts = self._head().ledger.partitions
-        return any(accounts[str(partition)].hold != self.result.hold for partition in partitions)
+        for partition in partitions:
+            if accounts[str(partition)].hold != self.result.hold:
+                return True
+        return False
 
     # The actions of a plan
 
@@ -543,7 +545,7 @@ class RepairRun:
         """Fold one stage of each partition that is not over, in one reading."""
         open_stream = self.open_stream
         works: dict[Partition, PartitionWork] = {}
-        ranges: dict[Partition, OffsetRange] = {}
+        ranges: Ranges = {}
         for partition, refold in refolds.items():
             works[partition] = self._partition_work(refold, number)
             ranges[partition] = refold.current_stage().offset_range
@@ -833,9 +835,7 @@ class RepairRun:
             difference = f"other records at offset {offset}"
             raise _machine_changed_error(self.stream_name, refold.rewind.partition, difference)
 
-    def _join_other_tables(
-        self, refold: PartitionRefold
-    ) -> tuple[dict[str, tuple[File, ...]], list[File]]:
+    def _join_other_tables(self, refold: PartitionRefold) -> tuple[FilesByTable, list[File]]:
         """The same for the further tables of a machine: the new files of each table, and the files
         that leave.
         """
@@ -845,7 +845,7 @@ class RepairRun:
             if origin.topic_id == refold.account.topic_id:
                 table = table_of_path(origin.file.path)
                 old_files_by_table.setdefault(table, []).append(origin.file)
-        joined_by_table: dict[str, tuple[File, ...]] = {}
+        joined_by_table: FilesByTable = {}
         removed_files: list[File] = []
         for table, old_files in sorted(old_files_by_table.items()):
             joined_files, replaced_files = self._join_table(
@@ -856,7 +856,7 @@ class RepairRun:
             removed_files += replaced_files
         return joined_by_table, removed_files
 
-    def _final_state_files(self, refold: PartitionRefold) -> tuple[File, ...] | None:
+    def _final_state_files(self, refold: PartitionRefold) -> Files | None:
         """The state files after the refold; None if they stay as they are.
 
         They are those of the refold, if all sessions were folded to the frontier. Otherwise they
@@ -1017,7 +1017,7 @@ class RewriteRegion(Struct, frozen=True):
     """A range of offsets whose records are written anew as one file."""
 
     offset_range: OffsetRange
-    replaced_files: tuple[File, ...]
+    replaced_files: Files
     """Committed files that leave the table."""
 
 

@@ -240,3 +240,21 @@ def test_a_record_of_no_message_is_a_parting() -> None:
     )
     assert found is not None
     assert (found.offset, found.views["raw"]) == (3, "nothing")
+
+
+def test_a_fault_says_what_was_expected_and_what_is_there() -> None:
+    """A hole that certificates explain, and one that a snapshot closes, are warnings and say so."""
+    judge = judged(
+        seen(0, 1),
+        seen(2, 2, poison="no JSON"),
+        seen(3, 5, snapshot=True),
+        is_explained=lambda _partition, _hole: True,
+    )
+    texts = {kind: (fault.expected, fault.found) for (kind, _), fault in judge.faults.items()}
+    assert texts == {
+        "headless": ("a snapshot first", "another message"),
+        "gap": ("offset 1", "offset 2 (explained when it was folded)"),
+        "poison": ("a message that can be read", "no JSON"),
+        "sequence gap": ("sequence 2", "sequence 5, closed by this snapshot"),
+    }
+    assert {fault.level for fault in judge.faults.values()} == {"error", "warning"}

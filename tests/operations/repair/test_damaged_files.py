@@ -201,3 +201,31 @@ def test_a_damaged_file_that_nothing_needs_is_planned_to_be_deleted_until_it_is_
     repair(made)
     assert replaced not in made.files.files
     assert plan_repair(made.open(), RepairRequest()).deleted_files == ()
+
+
+def test_so_it_is_where_its_partition_is_named_and_nothing_of_others_is_deleted() -> None:
+    """A repair of one partition that was killed right after its commit left the damaged file behind,
+    and the same command deletes it.
+    """
+    made = create_sliced_stream(40, 10)
+    replaced = records(made)[0]
+    partition = str(A0)
+    run_compaction(made)
+    flip(made, replaced)
+    made.ledger.store.replace(DIFFERENCE_FILE, json.dumps({"file": replaced}).encode())
+    assert plan_repair(made.open(), RepairRequest(partition=partition)).deleted_files == (replaced,)
+    request = RepairRequest(partition=partition, start=0)
+    assert plan_repair(made.open(), request).deleted_files == ()
+    repair(made, partition=partition)
+    assert replaced not in made.files.files
+
+
+def test_a_reason_names_only_some_of_very_many_damaged_files() -> None:
+    """It goes into the ledger with the entry, and onto a screen."""
+    made = create_sliced_stream(200, 2)
+    for path in records(made):
+        remove_file(made, path)
+    (action,) = plan_repair(made.open(), RepairRequest()).actions
+    assert isinstance(action, RefoldAction)
+    assert action.rewind.request.reason.endswith(" and 95 more")
+    assert len(action.rewind.request.reason) < 500

@@ -1,0 +1,272 @@
+"""Workers on hosts of their own: no shared folder, output in a bucket, the stream's own machine sent to
+them. And what is said if such a host is not set up as it must be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from seriatim.embedded import s3
+from seriatim.embedded.broker import BrokerInfo
+from tests.integration import separate_hosts
+from tests.integration.lab import Lab
+from tests.integration.separate_hosts import SeparateHosts
+
+pytestmark = pytest.mark.full
+
+PARTITIONS = 12
+SESSIONS = 48
+COUNTER = '''
+"""A machine that adds amounts up: the records of a session are its running totals."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+from seriatim import Machine
+{imports}
+
+class Total(Struct):
+    """State."""
+
+    total: int = 0
+
+
+class Start(Struct, tag_field="type", tag="start"):
+    """A session begins."""
+
+    seq: int
+
+
+class Add(Struct, tag_field="type", tag="add"):
+    """An amount."""
+
+    seq: int
+    amount: int
+
+
+class Sum(Struct):
+    """Record."""
+
+    total: int
+
+
+class Counter(Machine[Total, Start | Add, Sum]):
+    """Adds up."""
+
+    def start(self, session: str) -> Total:
+        """Nothing yet."""
+        return Total()
+
+    def apply(self, total: Total, message: Start | Add) -> Iterable[Sum]:
+        """One record per message."""
+        total.total = 0 if isinstance(message, Start) else total.total + message.amount
+        yield Sum(total.total)
+
+    def is_snapshot(self, message: Start | Add) -> bool:
+        """A start needs nothing before it."""
+        return isinstance(message, Start)
+'''
+
+
+@pytest.fixture
+def hosts(
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+    broker: BrokerInfo,
+    s3_variables: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[SeparateHosts]:
+    """A master, and no worker yet."""
+    lacking = separate_hosts.missing_tools()
+    if lacking:
+        pytest.skip(lacking)
+    for name, value in s3_variables.items():
+        monkeypatch.setenv(name, value)
+    folder = tmp_path_factory.mktemp("hosts")
+    copy = folder / "copy"
+    separate_hosts.copy_package(copy)
+    monkeypatch.setenv("COPY", str(copy))
+    ports = [int(broker.bootstrap_servers.rpartition(":")[2])]
+    ports.append(int(urlsplit(s3_variables["AWS_ENDPOINT_URL"]).port or 0))
+    made = SeparateHosts(folder, [tmp_path], ports)
+    try:
+        made.open()
+        yield made
+    finally:
+        made.close()
+
+
+def _stream(lab: Lab, topic: str, imports: str = "") -> None:
+    """A stream with a machine of its own and its output in the bucket."""
+    lab.stream(
+        "sums",
+        topic,
+        {"machine": "counter:Counter", "sequence": "seq"},
+        output={"path": f"s3://{s3.BUCKET}/{topic}"},
+    )
+    (lab.folder / "streams" / "counter.py").write_text(COUNTER.format(imports=imports))
+
+
+def _messages(topic: str, count: int) -> tuple[list[tuple[str, int, str, Any]], dict[str, int]]:
+    """Messages in order, and the total that each session must end with."""
+    messages: list[tuple[str, int, str, Any]] = []
+    totals = {}
+    for session in range(SESSIONS):
+        start = {"type": "start", "seq": 1}
+        messages.append((topic, session % PARTITIONS, f"s{session}", start))
+        totals[f"s{session}"] = 0
+    for number in range(count - SESSIONS):
+        session = number % SESSIONS
+        sequence = 2 + number // SESSIONS
+        amount = number * 7919 % 1000 - 500
+        totals[f"s{session}"] += amount
+        add = {"type": "add", "seq": sequence, "amount": amount}
+        messages.append((topic, session % PARTITIONS, f"s{session}", add))
+    return messages, totals
+
+
+def _run(lab: Lab, hosts: SeparateHosts, **environment: str) -> Any:
+    return lab.command(
+        "run",
+        "sums",
+        **{
+            "SERIATIM_SPARK_MASTER": hosts.master,
+            "SERIATIM_SPARK_EXECUTOR_WAIT_SECONDS": "300",
+            **environment,
+        },
+    )
+
+
+def _last_totals(lab: Lab) -> dict[str, int]:
+    states = {}
+    for (_, session), saved in lab.sessions("sums").items():
+        states[session] = saved["state"]["total"]
+    return states
+
+
+def test_two_hosts_without_a_shared_folder(
+    lab: Lab, topic: Callable[..., str], hosts: SeparateHosts
+) -> None:
+    """300,000 messages, the stream's own machine, output in a bucket; the first host is lost in the
+    middle. Every total is that of an independent addition, and verify finds nothing.
+    """
+    name = topic(PARTITIONS)
+    _stream(lab, name)
+    messages, totals = _messages(name, 300_000)
+    lab.send(messages)
+    first = hosts.add_worker(separate_hosts.installed_package(), {})
+    hosts.add_worker(separate_hosts.installed_package(), {})
+    run = lab.start("run", "sums", "--messages-max", "60000", SERIATIM_SPARK_MASTER=hosts.master)
+    assert run.stderr is not None
+    for line in run.stderr:
+        if re.search(r"\bcommitted\b|\bslice\b", line):
+            break
+    separate_hosts.kill_host(first)
+    _, errors = run.communicate(timeout=3600)
+    assert run.returncode == 0, errors + hosts.executor_logs()
+    assert _last_totals(lab) == totals
+    verified = lab.command("verify", "sums")
+    assert verified.returncode == 0, verified.stderr
+
+
+@pytest.mark.parametrize(
+    ("packages", "words"),
+    [
+        (separate_hosts.missing_package, "cannot run our tasks"),
+        (separate_hosts.other_version, "other versions than the driver"),
+    ],
+    ids=["no package", "another version"],
+)
+def test_a_host_with_wrong_packages_is_named(
+    lab: Lab,
+    topic: Callable[..., str],
+    hosts: SeparateHosts,
+    packages: Callable[[], str],
+    words: str,
+) -> None:
+    """Exit code 2, and one screen with the worker and what to install there."""
+    _refused(lab, topic, hosts, packages(), words)
+
+
+def test_a_package_that_a_machine_needs_is_missing(
+    lab: Lab, topic: Callable[..., str], hosts: SeparateHosts
+) -> None:
+    """The machine came to the worker, but a module that it imports is only beside the driver."""
+    only_here = lab.folder / "only-here"
+    only_here.mkdir()
+    (only_here / "seriatim_only_here.py").write_text("")
+    _refused(
+        lab,
+        topic,
+        hosts,
+        separate_hosts.installed_package(),
+        "seriatim_only_here",
+        imports="import seriatim_only_here\n",
+        PYTHONPATH=str(only_here),
+    )
+
+
+def test_the_file_of_kafka_settings_is_missing(
+    lab: Lab, topic: Callable[..., str], hosts: SeparateHosts
+) -> None:
+    """Each worker reads the file of Kafka's settings by itself; the error names its path there."""
+    settings = lab.folder / "kafka.conf"
+    settings.write_text("client.id=me\n")
+    settings.chmod(0o600)
+    _refused(
+        lab,
+        topic,
+        hosts,
+        separate_hosts.installed_package(),
+        "kafka.conf",
+        SERIATIM_KAFKA_CONFIG=str(settings),
+    )
+
+
+def test_executors_that_cannot_reach_the_driver(
+    lab: Lab, topic: Callable[..., str], hosts: SeparateHosts
+) -> None:
+    """The driver's address is named, and the setting that changes it."""
+    _refused(
+        lab,
+        topic,
+        hosts,
+        separate_hosts.installed_package(),
+        "cannot reach the driver at 127.0.0.1:",
+        is_worker_named=False,
+        SERIATIM_SPARK_DRIVER_HOST="127.0.0.1",
+    )
+
+
+def _refused(
+    lab: Lab,
+    topic: Callable[..., str],
+    hosts: SeparateHosts,
+    packages: str,
+    words: str,
+    *,
+    imports: str = "",
+    is_worker_named: bool = True,
+    **environment: str,
+) -> None:
+    """Run a stream on one host, and see it refused."""
+    name = topic(1)
+    _stream(lab, name, imports)
+    lab.send([(name, 0, "s", {"type": "start", "seq": 1})])
+    hosts.add_worker(packages, {})
+    run = _run(lab, hosts, **environment)
+    assert run.returncode == 2, run.stderr + hosts.executor_logs()
+    assert "ConfigError" in run.stderr
+    assert words in run.stderr
+    assert "Traceback" not in run.stderr
+    if is_worker_named:
+        worker = re.search(r"^ +worker +(\S+)$", run.stderr, re.MULTILINE)
+        assert worker is not None, run.stderr
+        assert worker[1].startswith(("host1", "10.77."))
