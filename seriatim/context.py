@@ -667,19 +667,9 @@ def outbox(stream: str, settings: Settings) -> StoreOutbox:
 
 def notifier(settings: Settings) -> SmtpNotifier | None:
     """Sends mails; None if no mail server is set."""
-    from seriatim.alerts.smtp import SmtpNotifier, mail_server
+    from seriatim.alerts.smtp import notifier_from_settings
 
-    if not settings.smtp:
-        return None
-    server = mail_server(
-        settings.smtp,
-        user=settings.smtp_user,
-        password=settings.smtp_password,
-        password_file=settings.smtp_password_file,
-        tls=settings.smtp_tls,
-        sender=settings.smtp_from,
-    )
-    return SmtpNotifier(server)
+    return notifier_from_settings(settings)
 
 
 def refuse_machine_for_ledger(file: StreamFile, ledger: Ledger) -> None:

@@ -6,8 +6,11 @@ Next room: tests/contracts/test_smtp.py sends to it; tests/integration has Airfl
 from __future__ import annotations
 
 import socket
+import ssl
+import subprocess
 from email import message_from_bytes, policy
 from email.message import EmailMessage
+from pathlib import Path
 from typing import Any
 
 from aiosmtpd.smtp import Envelope
@@ -44,3 +47,15 @@ def free_port() -> int:
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
+
+
+def certificate_for_loopback(folder: Path) -> tuple[ssl.SSLContext, Path]:
+    """A server's side of TLS for 127.0.0.1, and the certificate that a client must trust."""
+    certificate, key = folder / "mail.pem", folder / "mail.key"
+    command = ["openssl", "req", "-x509", "-nodes", "-days", "1", "-newkey", "rsa:2048"]
+    command += ["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    return context, certificate

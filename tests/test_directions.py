@@ -144,6 +144,9 @@ RULES = {
         "config embedded errors kafka.client stream_files", "confluent_kafka msgspec psutil"
     ),
     "seriatim/demo": Rule(
+    "seriatim/embedded/doctor.py": Rule(
+        "alerts.smtp config embedded errors kafka.client stream_files", "msgspec"
+    ),
         "config context demo embedded errors kafka.client kafka.sending ledger.gaps web.render",
         "aiosmtpd confluent_kafka deltalake msgspec psutil",
     ),

@@ -18,7 +18,7 @@ from typing import Literal
 from msgspec import Struct
 
 from seriatim.alerts.incidents import Mail, MailRefusedError
-from seriatim.config import expand_user
+from seriatim.config import Settings, expand_user
 from seriatim.errors import ConfigError, PlatformError
 
 TIMEOUT_SECONDS = 15.0
@@ -70,6 +70,21 @@ def mail_server(
     )
 
 
+def notifier_from_settings(settings: Settings) -> SmtpNotifier | None:
+    """Sends mails through the mail server of the settings; None if none is set."""
+    if not settings.smtp:
+        return None
+    server = mail_server(
+        settings.smtp,
+        user=settings.smtp_user,
+        password=settings.smtp_password,
+        password_file=settings.smtp_password_file,
+        tls=settings.smtp_tls,
+        sender=settings.smtp_from,
+    )
+    return SmtpNotifier(server)
+
+
 def _read_password(password_file: Path) -> str:
     advice = "fix SERIATIM_SMTP_PASSWORD_FILE"
     try:
@@ -106,6 +121,22 @@ class SmtpNotifier:
         if refused:
             return f"{server_name} refused {', '.join(sorted(refused))}"
         return ""
+
+    def check(self) -> str:
+        """Connect and log in as for a mail, and send none; returns HOST:PORT of the server. Raises
+        `PlatformError` if it lets nobody in.
+        """
+        server = self.server
+        address = f"{server.host}:{server.port}"
+        try:
+            with self._connect() as connection:
+                code, answer = connection.noop()
+        except SMTP_ERRORS as error:
+            raise PlatformError(f"{address} takes no mail: {_describe_error(error)}") from None
+        if code >= 400:
+            reason = answer.decode(errors="replace")
+            raise PlatformError(f"{address} takes no mail: {code} {reason}"[:300])
+        return address
 
     def _server_name(self) -> str:
         return f"the mail server {self.server.host}:{self.server.port}"

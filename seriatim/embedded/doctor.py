@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import platform
-import smtplib
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from seriatim import config, stream_files
+from seriatim.alerts.smtp import notifier_from_settings
 from seriatim.config import Settings
 from seriatim.embedded import broker, jars, java
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
@@ -248,21 +248,18 @@ def _require_writable(folder: Path, fix: str) -> None:
 
 
 def _check_smtp(settings: Settings) -> str:
-    if not settings.smtp:
+    """The mail server must let us in the way a mail is sent: with the same port, TLS and login."""
+    notifier = notifier_from_settings(settings)
+    if notifier is None:
         raise NotConfiguredError(
             "no mail server configured: alerts are not mailed", "set SERIATIM_SMTP=HOST:PORT"
         )
-    host, _, port = settings.smtp.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"{settings.smtp!r} is not HOST:PORT", next="correct SERIATIM_SMTP")
     try:
-        with smtplib.SMTP(host, int(port), timeout=ANSWER_SECONDS) as server:
-            server.noop()
-    except (OSError, smtplib.SMTPException) as error:
+        return notifier.check()
+    except PlatformError as error:
         raise PlatformError(
-            f"{settings.smtp} does not answer: {error}", next="start it, or correct SERIATIM_SMTP"
+            error.message, next="start it, or correct SERIATIM_SMTP and SERIATIM_SMTP_*"
         ) from None
-    return settings.smtp
 
 
 CHECKS: dict[str, Callable[[Settings], str]] = {

@@ -16,10 +16,10 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, LoginPassword
 
 from seriatim.alerts.incidents import Mail
-from seriatim.alerts.smtp import MailServer, SmtpNotifier, mail_server
+from seriatim.alerts.smtp import MailServer, SmtpNotifier, Tls, mail_server
 from seriatim.errors import ConfigError, PlatformError
 from seriatim.memory.outgoing import MemoryNotifier
-from tests.mail_catcher import Catcher, free_port
+from tests.mail_catcher import Catcher, certificate_for_loopback, free_port
 
 MAIL = Mail(
     id="abc", to=("ops@example.org", "dev@example.org"), subject="Frühling – ü", text="text ü\n", html="<p>ü</p>",
@@ -94,6 +94,42 @@ def test_a_server_that_let_nobody_in_is_not_asked_again(catcher: tuple[Catcher, 
     with pytest.raises(PlatformError) as second:
         away.send(MAIL)
     assert (second.value.message, caught.mails) == (first.value.message, [])
+
+
+def test_a_check_goes_in_and_sends_nothing(catcher: tuple[Catcher, int]) -> None:
+    """It tells the address, and asks a server again that it could not reach before."""
+    caught, port = catcher
+    assert SmtpNotifier(mail_server(f"127.0.0.1:{port}")).check() == f"127.0.0.1:{port}"
+    assert caught.mails == []
+    away = SmtpNotifier(mail_server(f"127.0.0.1:{free_port()}"))
+    for _ in range(2):
+        with pytest.raises(PlatformError, match="takes no mail: ConnectionRefusedError"):
+            away.check()
+
+
+@pytest.mark.parametrize("tls", ["tls", "starttls"])
+def test_a_check_speaks_tls_as_a_mail_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tls: Tls
+) -> None:
+    """A server whose certificate nobody vouches for lets neither in; a trusted one lets both in."""
+    context, certificate = certificate_for_loopback(tmp_path)
+    caught = Catcher()
+    if tls == "tls":
+        options: dict[str, Any] = {"ssl_context": context}
+    else:
+        options = {"tls_context": context, "require_starttls": True}
+    controller = Controller(caught, hostname="127.0.0.1", port=free_port(), **options)
+    controller.start()
+    try:
+        address = f"127.0.0.1:{controller.port}"
+        with pytest.raises(PlatformError, match="certificate"):
+            SmtpNotifier(mail_server(address, tls=tls)).check()
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        notifier = SmtpNotifier(mail_server(address, tls=tls, sender="seriatim@example.org"))
+        assert (notifier.check(), caught.mails) == (address, [])
+        assert (notifier.send(MAIL), len(caught.mails)) == ("", 1)
+    finally:
+        controller.stop()
 
 
 def test_the_fake_can_be_down_too() -> None:

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import AuthResult
+from msgspec.structs import replace
 
 from seriatim.config import Settings
 from seriatim.embedded import doctor, jars
 from seriatim.embedded.broker import BrokerInfo
 from seriatim.embedded.doctor import DoctorCheck
+from tests.mail_catcher import certificate_for_loopback, free_port
 
 
 def _look(name: str, settings: Settings) -> DoctorCheck:
@@ -121,18 +124,50 @@ def test_outputs_of_streams_are_tried(settings: Settings, tmp_path: Path) -> Non
 
 def test_a_mail_server_is_talked_to(settings: Settings, tmp_path: Path) -> None:
     """A server that answers is good, a silent port is told, none at all is no harm."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     named = Settings(home=tmp_path, streams=tmp_path, smtp=address)
     assert not _look("mail", settings).is_required
-    assert "does not answer" in _look("mail", named).description
+    assert "takes no mail: ConnectionRefusedError" in _look("mail", named).description
     server = Controller(object(), hostname="127.0.0.1", port=int(address.split(":")[1]))
     server.start()
     try:
-        assert _look("mail", named).is_good
+        assert _look("mail", named) == DoctorCheck("mail", True, True, address)
     finally:
         server.stop()
+
+
+@pytest.mark.filterwarnings("ignore:Requiring AUTH while not requiring TLS")  # it is TLS all along
+def test_a_mail_server_is_talked_to_as_mails_are_sent(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With TLS from the start, with a login, and with the port that an address without one means."""
+    assert "127.0.0.1:25" in _look("mail", replace(settings, smtp="127.0.0.1")).description
+    context, certificate = certificate_for_loopback(tmp_path)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    asked: list[bytes] = []
+
+    def login(
+        _server: Any, _session: Any, _envelope: Any, _mechanism: str, data: Any
+    ) -> AuthResult:
+        asked.append(data.password)
+        return AuthResult(success=data.password == b"right", handled=False)
+
+    server = Controller(
+        object(), hostname="127.0.0.1", port=free_port(), ssl_context=context,
+        authenticator=login, auth_required=True, auth_require_tls=False,
+    )  # fmt: skip
+    server.start()
+    try:
+        named = replace(
+            settings, smtp=f"127.0.0.1:{server.port}", smtp_tls="tls", smtp_user="seriatim"
+        )
+        assert _look("mail", replace(named, smtp_password="right")).is_good
+        refused = _look("mail", replace(named, smtp_password="wrong"))
+        assert "it refused the user or the password" in refused.description
+        assert "wrong" not in refused.description
+    finally:
+        server.stop()
+    assert {b"right", b"wrong"} <= set(asked)
 
 
 def test_doctor_exits_by_what_is_required(tmp_path: Path) -> None:
