@@ -53,6 +53,9 @@ SWEPT_NOTE = "swept.json"
 """Names the oldest entry of which no file was swept."""
 DIFFERENCE_FILE = "differs.json"
 """Names the file that differed in the last verify."""
+RESTORE_LOG_ADVICE = (
+    "restore records/_delta_log and manifests/ from a backup; nothing starts again from 0 by itself"
+)
 SEQUENCE_MAX = 10**12
 """A higher sequence is not that of a ledger: the witness is damaged."""
 
@@ -112,7 +115,7 @@ class LedgerManifest(Struct, frozen=True, kw_only=True):
 AnyManifest = TypeVar("AnyManifest", Manifest, LedgerManifest)
 
 
-class UnreadableManifestError(Exception):  # not a SeriatimError: each reader has its own advice
+class UnreadableManifestError(Exception):  # not a SeriatimError: `verify` reports it as a finding
     """A manifest is missing, or its content is not the one that was committed."""
 
     def __init__(self, reference: ManifestReference, reason: str, actual_sha256: str = "") -> None:
@@ -123,7 +126,11 @@ class UnreadableManifestError(Exception):  # not a SeriatimError: each reader ha
         """If the content is another one: its hash."""
 
 
-class UnreadableWitnessError(Exception):  # not a SeriatimError: each reader has its own advice
+class OtherStreamError(ConfigError):
+    """The output path of a stream holds the ledger of another one."""
+
+
+class UnreadableWitnessError(Exception):  # not a SeriatimError: `verify` reports it as a finding
     """The content of head.json is no witness."""
 
 
@@ -132,16 +139,12 @@ def encode_manifest(manifest: Manifest) -> bytes:
     return msgspec.json.encode(manifest, order="deterministic")
 
 
-def decode_manifest(content: bytes) -> Manifest:
+def decode_manifest(content: bytes, manifest_type: type[AnyManifest]) -> AnyManifest:
     """A manifest as its file has it. A format or a kind of entry that this version does not know is
     refused.
     """
-    return _decode(content, msgspec.json.Decoder(Manifest))
-
-
-def _decode(content: bytes, decoder: msgspec.json.Decoder[AnyManifest]) -> AnyManifest:
     try:
-        manifest = decoder.decode(content)
+        manifest = msgspec.json.decode(content, type=manifest_type)
     except msgspec.ValidationError:
         _refuse_newer(content)
         raise
@@ -232,7 +235,7 @@ class ManifestFiles:
         """An entry, and the whole ledger after it."""
         if self._last_whole is not None and self._last_whole[0] == reference.sha256:
             return self._last_whole[1]
-        stored = self._read_file(reference, msgspec.json.Decoder(Manifest))
+        stored = self._read_file(reference, Manifest)
         manifest = replace(stored, ledger=self._whole_ledger(reference, stored))
         self._remember(reference, manifest)
         self._keep_whole(reference, manifest)
@@ -250,7 +253,7 @@ class ManifestFiles:
         recent = self._recent.get(reference.sha256)
         if recent is not None:
             return recent
-        stored = self._read_file(reference, msgspec.json.Decoder(LedgerManifest))
+        stored = self._read_file(reference, LedgerManifest)
         manifest = replace(stored, ledger=self._whole_ledger(reference, stored))
         self._remember(reference, manifest)
         return manifest
@@ -348,7 +351,7 @@ class ManifestFiles:
         return replace(ledger, partitions=partitions)
 
     def _read_file(
-        self, reference: ManifestReference, decoder: msgspec.json.Decoder[AnyManifest]
+        self, reference: ManifestReference, manifest_type: type[AnyManifest]
     ) -> AnyManifest:
         """The content of a manifest's file, proved by its hash."""
         # Imported here, because pages must start without pyarrow.
@@ -371,7 +374,7 @@ class ManifestFiles:
             raise UnreadableManifestError(reference, "its hash differs", sha256)
         try:
             content = pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read()
-            return _decode(content, decoder)
+            return decode_manifest(content, manifest_type)
         except (OSError, ValueError, RecursionError, BrokenPromiseError) as error:
             # The errors of msgspec and Arrow are of these kinds. A certificate that does not add up
             # breaks a promise.
@@ -465,8 +468,9 @@ class StoredLedger:
             if isinstance(commit, Finding):
                 foreign_findings.append(commit)
                 continue
-            with _reading_manifest(stream):
-                manifest = self.manifests.read_ledger(commit.manifest_reference())
+            reference = commit.manifest_reference()
+            with reading_manifest(stream, reference):
+                manifest = self.manifests.read_ledger(reference)
             _refuse_other_manifest(stream, commit, manifest.entry.sequence, manifest.ledger)
             return LedgerHead(manifest.ledger, table, foreign_findings, manifest.format)
         raise ConfigError(
@@ -556,15 +560,7 @@ class StoredLedger:
 
     def witness(self) -> EntryMark | None:
         """The last entry that head.json knows. None: no such file."""
-        try:
-            return self.manifests.witness()
-        except UnreadableWitnessError:
-            raise IntegrityError(
-                f"{self._folder_name()}: head.json cannot be read",
-                cause="it was changed by somebody else: it is always replaced as a whole",
-                next=f"restore {self.store.url}/head.json from a backup,\n"
-                "or move it away after looking at the ledger",
-            ) from None
+        return read_witness(self.manifests)
 
     def put_witness(self, entry: EntryMark) -> None:
         """Write the last entry to head.json."""
@@ -584,28 +580,51 @@ class StoredLedger:
 
     def _read_manifest(self, stream: str, mark: CommitMark) -> Manifest:
         """The manifest that a commit names. Its hash, its entry and its stream must be as named."""
-        with _reading_manifest(stream):
-            manifest = self.manifests.read(mark.manifest_reference())
+        reference = mark.manifest_reference()
+        with reading_manifest(stream, reference):
+            manifest = self.manifests.read(reference)
         _refuse_other_manifest(stream, mark, manifest.entry.sequence, manifest.ledger)
         return manifest
 
     def _folder_name(self) -> str:
-        """The last part of the output path, for messages where the stream's name is not known."""
-        return self.store.url.rpartition("/")[2]
+        return output_folder_name(self.store)
+
+
+def output_folder_name(store: Store) -> str:
+    """The last part of the output path, for messages where the stream's name is not known."""
+    return store.url.rpartition("/")[2]
+
+
+def read_witness(manifests: ManifestFiles) -> EntryMark | None:
+    """The last entry that head.json knows; None if there is no such file. A head.json that cannot be
+    read is refused.
+    """
+    try:
+        return manifests.witness()
+    except UnreadableWitnessError as error:
+        store = manifests.store
+        raise IntegrityError(
+            f"{output_folder_name(store)}: head.json cannot be read: {error}",
+            cause="it was changed by somebody else: it is always replaced as a whole",
+            next=f"restore {store.url}/head.json from a backup,\n"
+            "or move it away after looking at the ledger",
+        ) from None
 
 
 @contextmanager
-def _reading_manifest(stream: str) -> Iterator[None]:
-    """Report a manifest that cannot be read as a ledger that cannot be read."""
+def reading_manifest(stream: str, reference: ManifestReference) -> Iterator[None]:
+    """Refuse a manifest that cannot be read."""
     try:
         yield
     except UnreadableManifestError as error:
-        path = error.reference.path
-        reason = f"manifest {path}: {error.reason}"
-        if error.actual_sha256:
-            sequence = error.reference.sequence
-            reason = f"manifest {path} is not what entry {sequence} names: {error.reason}"
-        raise unreadable_ledger_error(stream, reason) from error
+        reason = error.reason
+        if error.reference != reference:
+            reason = f"it is based on {error.reference.path}: {reason}"
+        raise IntegrityError(
+            f"{stream}: the manifest of entry {reference.sequence} cannot be read: {reason}"[:400],
+            manifest=reference.path,
+            next=RESTORE_LOG_ADVICE,
+        ) from error
 
 
 def _refuse_other_manifest(stream: str, mark: CommitMark, sequence: int, ledger: Ledger) -> None:
@@ -613,18 +632,20 @@ def _refuse_other_manifest(stream: str, mark: CommitMark, sequence: int, ledger:
         raise unreadable_ledger_error(
             stream, f"manifest {mark.manifest} is of entry {sequence}, not {mark.sequence}"
         )
+    refuse_other_stream(stream, ledger)
+
+
+def refuse_other_stream(stream: str, ledger: Ledger) -> None:
+    """Refuse the ledger of another stream, which has the same output path."""
     if ledger.stream != stream:
-        raise ConfigError(
+        raise OtherStreamError(
             f"{stream}: its output path holds stream {ledger.stream!r}",
             next="give each stream its own path",
         )
 
 
 def unreadable_ledger_error(stream: str, reason: str) -> IntegrityError:
-    """The error about a table or a manifest that cannot be read."""
+    """The error about a table, or a commit of it, that cannot be read."""
     return IntegrityError(
-        f"{stream}: the ledger cannot be read",
-        cause=reason[:400],
-        next="restore records/_delta_log and manifests/ from a backup; nothing starts again from 0"
-        " by itself",
+        f"{stream}: the ledger cannot be read", cause=reason[:400], next=RESTORE_LOG_ADVICE
     )

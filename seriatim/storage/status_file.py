@@ -15,14 +15,16 @@ from collections.abc import Iterator
 
 import msgspec
 
-from seriatim.errors import ConfigError, IntegrityError
+from seriatim.errors import ConfigError
 from seriatim.ledger.manifests import (
     Manifest,
     ManifestFiles,
     ManifestReference,
-    UnreadableManifestError,
-    UnreadableWitnessError,
     manifest_reference,
+    output_folder_name,
+    read_witness,
+    reading_manifest,
+    refuse_other_stream,
 )
 from seriatim.ledger.model import EntryMark, Ledger
 from seriatim.operations.status import StreamStatus, to_json_values
@@ -89,14 +91,7 @@ class StatusFiles:
 
     def witness(self) -> EntryMark | None:
         """The last entry and its hash; None if the stream was never run."""
-        try:
-            return self._manifests.witness()
-        except UnreadableWitnessError as error:
-            folder_name = self.store.url.rpartition("/")[2]
-            raise IntegrityError(
-                f"{folder_name}: head.json cannot be read: {error}",
-                next=f"restore {self.store.url}/head.json from a backup",
-            ) from None
+        return read_witness(self._manifests)
 
     def last_ledger(self) -> Ledger | None:
         """The ledger as of the last entry that the witness knows; None if it was never run."""
@@ -104,10 +99,8 @@ class StatusFiles:
         if witness is None:
             return None
         reference = manifest_reference(witness.sequence, witness.sha256)
-        try:
+        with reading_manifest(self._name(), reference):
             ledger = self._manifests.read_ledger(reference).ledger
-        except UnreadableManifestError as error:
-            raise _unreadable_manifest_error(reference, error) from None
         self._refuse_other_stream(ledger)
         return ledger
 
@@ -119,13 +112,12 @@ class StatusFiles:
             raise ConfigError(f"there is no entry {sequence}", next=f"the last is {last_sequence}")
         return self._read_manifest(self._find_reference(sequence, witness))
 
-    def manifests_backward(self, count: int, sequence: int | None = None) -> Iterator[Manifest]:
-        """At most `count` entries from `sequence` (default: the last) back, newest first."""
+    def manifests_backward(self, count: int) -> Iterator[Manifest]:
+        """At most `count` entries from the last back, newest first."""
         witness = self.witness()
         if witness is None:
             return
-        newest = witness.sequence if sequence is None else sequence
-        manifest = self.manifest(newest)
+        manifest = self.manifest(witness.sequence)
         yield manifest
         for _ in range(count - 1):
             entry = manifest.entry
@@ -157,28 +149,15 @@ class StatusFiles:
         return nearest
 
     def _read_manifest(self, reference: ManifestReference) -> Manifest:
-        try:
+        with reading_manifest(self._name(), reference):
             manifest = self._manifests.read(reference)
-        except UnreadableManifestError as error:
-            raise _unreadable_manifest_error(reference, error) from None
         self._refuse_other_stream(manifest.ledger)
         return manifest
 
     def _refuse_other_stream(self, ledger: Ledger) -> None:
-        if self.stream is not None and self.stream != ledger.stream:
-            raise IntegrityError(
-                f"{self.stream}: its output path holds stream {ledger.stream!r}",
-                next="give each stream its own path",
-            )
+        if self.stream is not None:
+            refuse_other_stream(self.stream, ledger)
 
-
-def _unreadable_manifest_error(
-    reference: ManifestReference, error: UnreadableManifestError
-) -> IntegrityError:
-    reason = error.reason
-    if error.reference != reference:
-        reason = f"it is based on {error.reference.path}: {reason}"
-    return IntegrityError(
-        f"the manifest of entry {reference.sequence} cannot be read: {reason}",
-        next="`seriatim verify` says what is wrong",
-    )
+    def _name(self) -> str:
+        """The stream, for messages."""
+        return self.stream or output_folder_name(self.store)

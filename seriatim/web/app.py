@@ -19,6 +19,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from msgspec import Struct
 
 from seriatim.errors import ConfigError, SeriatimError
+from seriatim.ledger.manifests import OtherStreamError
 from seriatim.web import views
 from seriatim.web.read import PageReader
 from seriatim.web.render import runbook_text, static_file
@@ -181,7 +182,7 @@ def _add_error_pages(app: FastAPI) -> None:
 
     @app.exception_handler(SeriatimError)
     def trouble(request: Request, error: SeriatimError) -> Response:
-        if isinstance(error, ConfigError):
+        if isinstance(error, ConfigError) and not isinstance(error, OtherStreamError):
             return _error_page(request, "Not there", error.render(), 404)
         return _error_page(request, "It cannot be read", error.render(), 503)
 

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from seriatim.errors import ConfigError, IntegrityError
+from seriatim.errors import ConfigError, IntegrityError, SeriatimError
+from seriatim.ledger.commit import read_head
 from seriatim.operations.status import (
     HaltStatus,
     PartitionStatus,
@@ -28,7 +29,7 @@ def test_manifests_say_what_the_ledger_says(tmp_path: Path) -> None:
     entries = list(made.ledger.entries("s", -1))
     assert [files.manifest(number) for number in range(len(entries))] == entries
     assert list(files.manifests_backward(1000)) == entries[::-1]
-    assert list(files.manifests_backward(2, 3)) == [entries[3], entries[2]]
+    assert list(files.manifests_backward(2)) == [entries[-1], entries[-2]]
 
 
 def test_a_try_that_never_came_to_be_is_not_taken_for_an_entry(tmp_path: Path) -> None:
@@ -67,6 +68,38 @@ def test_what_is_damaged_is_refused(tmp_path: Path) -> None:
     (made.root / "head.json").write_text("{")
     with pytest.raises(IntegrityError, match="head"):
         files.last_ledger()
+
+
+def test_a_page_and_a_command_give_the_same_errors(tmp_path: Path) -> None:
+    """A path of another stream, a lost manifest, a damaged head.json: the same class, which gives the
+    exit code, the same words and the same advice.
+    """
+    made = create_filled_output(tmp_path / "s")
+    store = LocalStore(made.root)
+
+    def errors(stream: str) -> list[tuple[type[SeriatimError], str]]:
+        """What the two readers say, in the order of the command and the page."""
+        made.open()
+        with pytest.raises(SeriatimError) as of_command:
+            read_head(made.ledger, stream)
+        with pytest.raises(SeriatimError) as of_page:
+            StatusFiles(store, stream).last_ledger()
+        return [(type(caught.value), caught.value.render()) for caught in (of_command, of_page)]
+
+    command, page = errors("other")
+    assert command == page
+    assert issubclass(command[0], ConfigError)
+    last = max((made.root / "manifests").iterdir())
+    last.unlink()
+    command, page = errors("s")
+    assert command == page
+    assert command[0] is IntegrityError
+    assert "it is missing" in command[1]
+    (made.root / "head.json").write_text("{")
+    command, page = errors("s")
+    assert command == page
+    assert "head.json cannot be read" in command[1]
+    assert "or move it away" in command[1]
 
 
 def test_the_status_file_comes_back_as_it_was_put(tmp_path: Path) -> None:

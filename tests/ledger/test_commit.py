@@ -278,7 +278,7 @@ def test_a_corrupt_manifest_is_refused() -> None:
     store, _ = begun()
     path = store.commits[0].manifest.path
     store.store.objects[path] += b" "
-    with pytest.raises(IntegrityError, match="the ledger cannot be read"):
+    with pytest.raises(IntegrityError, match="entry 0 cannot be read: its hash differs"):
         read_head(store, "s")
 
 

@@ -412,12 +412,14 @@ def test_machine_and_version_are_remembered() -> None:
 def test_manifests_are_the_same_bytes_for_the_same_value() -> None:
     """Their hash is the chain; a newer format is refused, not guessed at."""
     manifest = Manifest(entry=entry("slice", folded(5, 9)), ledger=ledger())
-    assert decode_manifest(encode_manifest(manifest)) == manifest
-    assert encode_manifest(decode_manifest(encode_manifest(manifest))) == encode_manifest(manifest)
+    assert decode_manifest(encode_manifest(manifest), Manifest) == manifest
+    assert encode_manifest(decode_manifest(encode_manifest(manifest), Manifest)) == encode_manifest(
+        manifest
+    )
     for other, way in ((5, "deploy it"), (1, "new output path")):
         strange = msgspec.json.encode({**msgspec.to_builtins(manifest), "format": other})
         with pytest.raises(ConfigError, match=f"format {other}") as refused:
-            decode_manifest(strange)
+            decode_manifest(strange, Manifest)
         assert way in refused.value.render()
 
 
@@ -427,7 +429,7 @@ def test_an_entry_of_an_unknown_kind_is_refused() -> None:
     fields = msgspec.to_builtins(manifest)
     fields["entry"]["kind"] = "promote"
     with pytest.raises(ConfigError, match="'promote'") as refused:
-        decode_manifest(msgspec.json.encode(fields))
+        decode_manifest(msgspec.json.encode(fields), Manifest)
     assert "deploy it" in refused.value.render()
 
 
@@ -466,7 +468,7 @@ def test_entries_of_earlier_formats_are_read(kind: EntryKind) -> None:
         "entry": {"kind": kind, **FIELDS_BEFORE_TYPES},
         "ledger": msgspec.to_builtins(ledger()),
     }
-    decoded = decode_manifest(msgspec.json.encode(content)).entry
+    decoded = decode_manifest(msgspec.json.encode(content), Manifest).entry
     assert type(decoded) is ENTRY_TYPES[kind]
     assert decoded.kind == kind
     written = msgspec.json.decode(msgspec.json.encode(decoded))

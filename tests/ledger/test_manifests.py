@@ -174,7 +174,7 @@ def test_an_account_that_is_as_in_the_base_is_not_carried() -> None:
     made = history(TEN, {1})
     made.files = ManifestFiles(made.store)
     made.commit({2})
-    stored = decode_manifest(unpacked(made, made.references[2]))
+    stored = decode_manifest(unpacked(made, made.references[2]), Manifest)
     assert sorted(stored.ledger.partitions) == ["in/1", "in/2"]
 
 
@@ -248,10 +248,10 @@ def test_a_newer_format_is_refused_with_the_version_to_install() -> None:
     strange = {**newer, "entry": {"kind": "of the future", "product": "0.9.1"}, "ledger": []}
     for fields in (newer, strange):
         with pytest.raises(ConfigError, match=r"a newer Seriatim \(0.9.1\): format 5") as refused:
-            decode_manifest(msgspec.json.encode(fields))
+            decode_manifest(msgspec.json.encode(fields), Manifest)
         assert refused.value.next == "install Seriatim 0.9.1 or newer"
         assert refused.value.exit_code == 2
-    assert decode_manifest(encode_manifest(manifest)) == manifest
+    assert decode_manifest(encode_manifest(manifest), Manifest) == manifest
 
 
 def test_a_ledger_after_an_entry_of_an_unknown_kind_is_refused() -> None:

@@ -372,7 +372,7 @@ def test_checked_is_never_past_what_is_bad(steps: list[tuple[str, Partition]]) -
         assert model.tables[ledger.checked] <= model.seen
         assert (
             decode_manifest(
-                encode_manifest(Manifest(entry=VerdictEntry(attempt="a"), ledger=ledger))
+                encode_manifest(Manifest(entry=VerdictEntry(attempt="a"), ledger=ledger)), Manifest
             ).ledger
             == ledger
         )

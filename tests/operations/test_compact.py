@@ -538,7 +538,7 @@ def test_trouble_with_the_ledger_is_not_hidden() -> None:
     """A manifest that is lost is told, after what could be done was done."""
     made = sliced(more=False)
     made.ledger.store.objects.pop(made.ledger.commits[1].manifest.path)
-    with pytest.raises(IntegrityError, match="ledger cannot be read"):
+    with pytest.raises(IntegrityError, match="entry 1 cannot be read: it is missing"):
         run_compaction(made)
 
 

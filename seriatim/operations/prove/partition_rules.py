@@ -54,6 +54,7 @@ from seriatim.ledger.entries import (
     StartEntry,
     VerdictEntry,
 )
+from seriatim.ledger.manifests import RESTORE_LOG_ADVICE
 from seriatim.ledger.model import Account, Change, state_files_after
 from seriatim.ports import (
     FileOutline,
@@ -69,9 +70,6 @@ RESTORE_ADVICE = (
 REPAIR_ADVICE = (
     "`seriatim repair {stream}` makes it again from Kafka, and shows how;"
     " or restore {file} from a backup"
-)
-RESTORE_LOG_ADVICE = (
-    "restore records/_delta_log and manifests/ from a backup; nothing starts again from 0 by itself"
 )
 STANDING_ENTRIES = (HoldEntry, ReleaseEntry, RetireEntry, VerdictEntry, CompactEntry)
 """Types of entries that do not move a partition."""
