@@ -116,7 +116,7 @@ RULES = {
     # Airflow parses these files again and again: nothing heavy.
     "seriatim/airflow": Rule(
         "airflow alerts config context embedded.jars embedded.server_process engine errors "
-        "operations.run_request spark_settings stream stream_files web.address",
+        "operations.repair_text operations.run_request spark_settings stream stream_files web.address",
         "airflow msgspec psutil",
         PARSED,
     ),

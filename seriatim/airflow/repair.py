@@ -19,8 +19,8 @@ from seriatim.airflow import environment
 from seriatim.airflow.command import CommandOperator
 from seriatim.airflow.fold import FoldOperator
 from seriatim.alerts.incidents import REPAIR, Note
-from seriatim.engine.findings import count_of
 from seriatim.errors import IntegrityError
+from seriatim.operations.repair_text import action_lines, fact_lines, held_by_repair
 from seriatim.operations.run_request import repair_arguments
 
 REJECTED_TEXT = (
@@ -127,9 +127,7 @@ def render_plan_markdown(plan: dict[str, Any]) -> str:
     for hold in plan["holds"]:
         lines += _hold_lines(hold, is_resumed=hold["id"] == plan["resumes"])
     for action in plan["parts"]:
-        lines += ["", f"{action['partition']}  {action['does']}", f"  why       {action['why']}"]
-        if action.get("messages") is not None:
-            lines.append(f"  reads     at most {count_of(action['messages'], 'message')}")
+        lines += ["", *action_lines(action)]
     lines += [
         f"{path} is damaged, and nothing needs it any more: it is deleted" for path in plan["drops"]
     ]
@@ -142,7 +140,8 @@ def render_plan_markdown(plan: dict[str, Any]) -> str:
 
 
 def _hold_lines(hold: dict[str, Any], *, is_resumed: bool) -> list[str]:
-    headline = f"{hold['held']} is held by repair {hold['id']}"
+    headline = f"{hold['held']} is {held_by_repair(hold['id'])}"
     if is_resumed:
         headline += "; this goes on with it"
-    return ["", headline, f"  asked     {hold['asked']}", f"  give up   {hold['give up']}"]
+    facts = {label: hold[label] for label in ("asked", "give up")}
+    return ["", headline, *fact_lines(facts)]

@@ -21,7 +21,7 @@ from seriatim.cli.output import (
     print_findings,
 )
 from seriatim.context import ConnectedStream
-from seriatim.engine.findings import Finding, count_of, new_findings_error, shell_quote, shorten
+from seriatim.engine.findings import Finding, count_of, new_findings_error, shell_quote
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.ledger.commit import require_head
 from seriatim.operations.repair.backfill import backfill_ranges
@@ -40,6 +40,7 @@ from seriatim.operations.repair.damage import (
     require_known_partition,
 )
 from seriatim.operations.repair.refold import RefoldResult, RepairRun, abandon_repair
+from seriatim.operations.repair_text import action_lines, fact_lines, held_by_repair
 from seriatim.operations.report_findings import mark_reported, unreported_findings
 from seriatim.operations.run_request import RefusedValueError, RunRequest, parse_run_request
 from seriatim.stream_files import refuse_unwritable_output
@@ -465,9 +466,7 @@ class PlannedRepair(CommandResult):
         plan = self.plan
         lines = [f"{plan.stream}: as of entry {plan.sequence}, this would be done in one commit"]
         for action in plan.actions:
-            lines.append(f"\n{action.partition}  {_describe_action(action)}")
-            for label, fact in _action_facts(action).items():
-                lines.append(f"  {label:<9} {shorten(fact)}")
+            lines += ["", *action_lines(_action_values(action))]
         for note in plan.notes:
             lines.append(typer.style(f"\nnot repaired by this:\n{note}", fg=typer.colors.YELLOW))
         if plan.actions or plan.deleted_files:
@@ -513,9 +512,8 @@ class PlannedRepair(CommandResult):
 
 def _describe_hold(stream: str, hold: Hold) -> str:
     facts = hold.describe(stream)
-    lines = [f"{facts.pop('held')} is held by repair {hold.id}, which is at work or died"]
-    lines += [f"  {label:<9} {fact}" for label, fact in facts.items()]
-    return "\n".join(lines)
+    headline = f"{facts.pop('held')} is {held_by_repair(hold.id)}, which is at work or died"
+    return "\n".join([headline, *fact_lines(facts)])
 
 
 def _describe_action(action: RepairAction) -> str:
@@ -583,6 +581,7 @@ def _action_values(action: RepairAction) -> JsonObject:
     values: JsonObject = {
         "partition": str(action.partition),
         "does": _describe_action(action),
+        "facts": _action_facts(action),
     }
     if isinstance(action, RefoldAction):
         rewind = action.rewind

@@ -46,6 +46,7 @@ from seriatim.ledger.model import (
     unmoved_change,
 )
 from seriatim.operations.plan import bounds_finding
+from seriatim.operations.repair_text import held_by_repair
 from seriatim.operations.sweep import sweep_attempts, sweep_dead
 from seriatim.ports import Clock, LedgerStore, Log, OpenStream
 
@@ -152,7 +153,7 @@ def refuse_held(ledger: Ledger, partitions: list[Partition]) -> None:
         account = ledger.account(partition)
         if account is not None and account.hold is not None:
             raise ConfigError(
-                f"{ledger.stream}: {partition} is held by repair {account.hold}",
+                f"{ledger.stream}: {partition} is {held_by_repair(account.hold)}",
                 next=f"let the repair end, then decide; `seriatim status {ledger.stream}` shows holds",
             )
 

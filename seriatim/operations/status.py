@@ -48,6 +48,7 @@ from seriatim.operations.missing_messages import (
 from seriatim.operations.plan import retired_topics
 from seriatim.operations.repair.damage import RepairRequest
 from seriatim.operations.retention import PartitionClock, PartitionClocks, partition_clocks
+from seriatim.operations.repair_text import held_by_repair
 from seriatim.ports import Clock, LedgerStore, Log
 from seriatim.stream import Stream
 
@@ -743,8 +744,8 @@ def describe_hold(status: StreamStatus, hold_id: str) -> str:
     for hold in status.holds:
         if hold.id == hold_id:
             since = f"{datetime.fromtimestamp(hold.since_seconds, UTC):%Y-%m-%d %H:%M} UTC"
-            return f"held by repair {hold.id} since {since}: {hold.command}"
-    return f"held by repair {hold_id}"
+            return f"{held_by_repair(hold.id)} since {since}: {hold.command}"
+    return held_by_repair(hold_id)
 
 
 def circuit_concerns(status: StreamStatus) -> list[Concern]:

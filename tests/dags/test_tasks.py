@@ -166,7 +166,8 @@ answers['notes_that_cannot_be_read_keep_nobody_from_being_told'] = whom
 StoreOutbox.notes = kept
 from airflow.sdk.exceptions import AirflowSkipException
 from seriatim.airflow.repair import RepairPlanOperator
-part = {"partition": "a/0", "does": "folds again [0, 5)", "why": "lost", "messages": 5}
+part = {"partition": "a/0", "does": "folds again [0, 5)", "facts": {"why": "lost"}}
+part["facts"]["begins"] = "from the state of entry 3, at offset 0"
 def planned(parts, notes, well=()):
     one = RepairPlanOperator(task_id="plan", folder=FOLDER, stream="orders")
     made = {"stream": "orders", "sequence": 7, "approval": "t"}
@@ -442,7 +443,9 @@ def test_a_plan_of_a_repair_is_shown_with_what_it_leaves(answers: dict[str, Any]
     # Airflow's page shows a block of code without a language as one line.
     assert plan["text"].startswith("```text\n")
     assert plan["approval"] == "t"
-    assert "a/0  folds again [0, 5)" in plan["text"]
+    # As `seriatim repair` shows it: every fact of the plan, on a line of its own.
+    facts = "\n  why       lost\n  begins    from the state of entry 3, at offset 0\n"
+    assert f"a/0  folds again [0, 5){facts}" in plan["text"]
     assert "not repaired by this: b/1 needs its topic back" in plan["text"]
     assert error == ["IntegrityError", "orders: no repair can fix the damage"]
     assert "b/1 needs its topic back" in left[0][3]

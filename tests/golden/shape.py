@@ -58,8 +58,8 @@ HEX = re.compile(r"\b[0-9a-f]{32,64}\b")
 def shape(value: Any, folder: Path, key: str = "") -> Any:
     """A value as the golden files have it."""
     if isinstance(value, dict):
-        # The facts of an error, and what two views have at an offset, are sentences under names of their own.
-        sentences = "error" in value or key == "views"
+        # The facts of an error or a plan, and what two views have at an offset, are sentences under names of their own.
+        sentences = "error" in value or key in ("views", "facts")
         return {
             name: shape(part, folder, "text" if sentences and is_text(part) else name)
             for name, part in value.items()

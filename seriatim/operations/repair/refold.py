@@ -74,6 +74,7 @@ from seriatim.operations.repair.damage import (
 )
 from seriatim.operations.repair.forward import CLOSED_BY_FORWARD
 from seriatim.operations.repair.rebuild_state import StateRebuild
+from seriatim.operations.repair_text import held_by_repair
 from seriatim.operations.rewind import (
     END_OFFSET,
     LedgerHistory,
@@ -1145,7 +1146,7 @@ def _refuse_other_holds(repair_plan: RepairPlan) -> None:
     hold = repair_plan.blocking_holds[0]
     facts = hold.describe(repair_plan.stream)
     raise ConfigError(
-        f"{repair_plan.stream}: {facts['held']} is held by repair {hold.id}, which was asked for"
+        f"{repair_plan.stream}: {facts['held']} is {held_by_repair(hold.id)}, which was asked for"
         " something else",
         asked=facts["asked"],
         next=f"go on with it first: {facts['go on']}\nor give it up: {facts['give up']}",
