@@ -185,22 +185,46 @@ def _variables_with(*prefixes: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(prefixes)}
 
 
+def read_private_text(path: Path, variable: str) -> str:
+    """The text of a file of settings with secrets. `variable` names the file."""
+    text = read_settings_text(path, variable)
+    refuse_readable_by_others(path, variable)
+    return text
+
+
+def read_settings_text(path: Path, variable: str) -> str:
+    """The text of a file of settings. `variable` names the file."""
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{variable}: {path}: {reason}", next=f"fix {variable}") from None
+
+
+def refuse_readable_by_others(path: Path, variable: str) -> None:
+    """Refuse a file with secrets that others than its owner may read.
+
+    A file of root may be readable by its group, if we are not root: Kubernetes mounts secrets so, and
+    a process without root's rights could not read them otherwise.
+    """
+    status = path.stat()
+    forbidden = 0o077
+    advice = f"chmod 600 {path}"
+    if status.st_uid == 0 and os.geteuid() != 0:
+        forbidden = 0o037
+        advice = f"chmod 640 {path}"
+    if status.st_mode & forbidden:
+        raise ConfigError(f"{variable}: {path} can be read by others", next=advice)
+
+
 def read_private_settings(
     path: Path, variable: str, allowed: Collection[str], prefix: str = ""
 ) -> dict[str, str]:
     """The settings of a file of NAME=VALUE lines that only its owner can read. `variable` names the
     file. Names may be written with or without `prefix`. A line is never shown: it may have a secret.
     """
-    try:
-        mode = path.stat().st_mode
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"{variable}: {path}: {reason}", next=f"fix {variable}") from None
-    if mode & 0o077:
-        raise ConfigError(f"{variable}: {path} can be read by others", next=f"chmod 600 {path}")
     settings: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_private_text(path, variable).splitlines(), 1):
         text = line.strip()
         if not text or text.startswith("#"):
             continue
@@ -252,17 +276,12 @@ def named_connection(
 
 def _read_connections_file(path: Path, kind: str) -> dict[str, dict[str, str]]:
     """The sections of one kind, by name. Only the owner may read the file: it has secrets."""
+    text = read_private_text(path, CONNECTIONS)
     try:
-        mode = path.stat().st_mode
-        sections = tomllib.loads(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ConfigError(f"{CONNECTIONS}: {path}: {reason}", next=f"fix {CONNECTIONS}") from None
+        sections = tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         # The error itself may quote a line that has a secret.
         raise ConfigError(f"{CONNECTIONS}: {path} is not TOML", next=f"fix {path}") from None
-    if mode & 0o077:
-        raise ConfigError(f"{CONNECTIONS}: {path} can be read by others", next=f"chmod 600 {path}")
     try:
         return msgspec.convert(sections, dict[str, dict[str, dict[str, str]]]).get(kind, {})
     except msgspec.ValidationError:

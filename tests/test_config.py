@@ -4,6 +4,7 @@ shared file.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,21 @@ def test_a_named_connection_is_a_section_of_a_file_and_variables(tmp_path: Path)
     assert config.named_connection("store", "west", environ) == {"region": "r"}
     with pytest.raises(ConfigError, match="there is no kafka named 'east'"):
         config.named_connection("kafka", "east", environ)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of root")
+def test_a_secret_that_root_gives_to_a_group_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kubernetes mounts it for a process without root's rights; but not one that all may read."""
+    path = tmp_path / "mounted"
+    path.write_text("password = x\n")
+    path.chmod(0o440)
+    with pytest.raises(ConfigError, match="can be read by others"):
+        config.read_private_text(path, "VARIABLE")
+    monkeypatch.setattr(os, "geteuid", lambda: 50_000)
+    assert config.read_private_text(path, "VARIABLE") == "password = x\n"
+    path.chmod(0o444)
+    with pytest.raises(ConfigError, match=r"VARIABLE: .* can be read by others") as caught:
+        config.read_private_text(path, "VARIABLE")
+    assert caught.value.next == f"chmod 640 {path}"

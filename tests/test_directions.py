@@ -82,6 +82,7 @@ RULES = {
         "errors engine ledger ports kafka fast.kafka_records",
         "confluent_kafka cryptography kafka msgspec numpy psutil py4j pyarrow pyspark",
     ),
+    "seriatim/kafka/client.py": Rule("config errors", "confluent_kafka cryptography"),
     "seriatim/kafka/worker_setup.py": Rule("config errors", "msgspec"),
     "seriatim/clock.py": Rule(),
     "seriatim/memory": Rule(
@@ -143,10 +144,10 @@ RULES = {
     "seriatim/embedded": Rule(
         "config embedded errors kafka.client stream_files", "confluent_kafka msgspec psutil"
     ),
-    "seriatim/demo": Rule(
     "seriatim/embedded/doctor.py": Rule(
         "alerts.smtp config embedded errors kafka.client stream_files", "msgspec"
     ),
+    "seriatim/demo": Rule(
         "config context demo embedded errors kafka.client kafka.sending ledger.gaps web.render",
         "aiosmtpd confluent_kafka deltalake msgspec psutil",
     ),

@@ -3,7 +3,7 @@ libraries in use.
 
 `SERIATIM_KAFKA_CONFIG` names a file of KEY=VALUE lines. Only the keys below are accepted: no setting
 that loads a class, runs a command or fetches an address. Secrets stay out of command lines and
-logs; the file should be readable by its owner alone.
+logs; a file that has one is refused if others than its owner may read it.
 
 Next: kafka/log.py, kafka/spark_reader.py and kafka/raw_batches.py use these settings.
 """
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from seriatim import config
 from seriatim.errors import ConfigError
 
 ALLOWED_SETTINGS = (
@@ -52,6 +53,8 @@ LOGIN_MODULES = {
 }
 """Java's login module for each SASL mechanism."""
 SETTING_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+SETTINGS_FILE = "SERIATIM_KAFKA_CONFIG"
+"""The variable that names the file of client settings."""
 SECRET_SETTINGS = ("sasl.password", "ssl.key.password")
 SAME_IN_JAVA = (
     "bootstrap.servers",
@@ -78,24 +81,20 @@ def read_client_settings(path: Path | None) -> dict[str, str]:
     """The client settings of the user's file, checked; empty without a file."""
     if path is None:
         return {}
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise ConfigError(
-            f"kafka_config: {path}: {error.strerror}", next="fix SERIATIM_KAFKA_CONFIG"
-        ) from None
-    except UnicodeDecodeError:
-        raise ConfigError(f"kafka_config: {path} is not UTF-8", next=f"fix {path}") from None
     settings: dict[str, str] = {}
-    for number, line in enumerate(lines, 1):
-        text = line.strip()
-        if not text or text.startswith("#"):
+    text = config.read_settings_text(path, SETTINGS_FILE)
+    for number, line in enumerate(text.splitlines(), 1):
+        setting = line.strip()
+        if not setting or setting.startswith("#"):
             continue
-        key, equals, value = text.partition("=")
+        key, equals, value = setting.partition("=")
         key = key.strip()
         if not equals or key not in ALLOWED_SETTINGS:
             raise _refused_line_error(path, number, key if equals else "")
         settings[key] = value.strip()
+    # Many files have no secret, but addresses and paths alone: these may be readable by all.
+    if any(settings.get(key) for key in SECRET_SETTINGS):
+        config.refuse_readable_by_others(path, SETTINGS_FILE)
     return settings
 
 

@@ -28,8 +28,10 @@ from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A file of client settings."""
-    return tmp_path / "client.properties"
+    """A file of client settings that only its owner may read."""
+    path = tmp_path / "client.properties"
+    path.touch(mode=0o600)
+    return path
 
 
 def test_without_a_file_there_are_no_settings() -> None:
@@ -84,8 +86,25 @@ def test_a_value_is_never_shown(file: Path) -> None:
     assert "hunter2" not in caught.value.render()
 
 
+@pytest.mark.parametrize("mode", [0o604, 0o640, 0o644])
+@pytest.mark.parametrize("key", client.SECRET_SETTINGS)
+def test_a_file_with_a_secret_is_for_its_owner_alone(file: Path, key: str, mode: int) -> None:
+    """It is refused, with the command that helps; without a secret it may be readable by all."""
+    file.chmod(mode)
+    file.write_text("security.protocol=SSL\n")
+    assert client.read_client_settings(file) == {"security.protocol": "SSL"}
+    file.write_text(f"security.protocol=SSL\n{key}=canary\n")
+    with pytest.raises(ConfigError, match=r"SERIATIM_KAFKA_CONFIG: .* read by others") as caught:
+        client.read_client_settings(file)
+    assert caught.value.next == f"chmod 600 {file}"
+    assert "canary" not in caught.value.render()
+    file.chmod(0o600)
+    assert client.read_client_settings(file)[key] == "canary"
+
+
 def test_a_missing_file_is_a_configuration_error(file: Path) -> None:
     """The variable that names it is what to fix."""
+    file.unlink()
     with pytest.raises(ConfigError, match="No such file") as caught:
         client.read_client_settings(file)
     assert "SERIATIM_KAFKA_CONFIG" in caught.value.next
