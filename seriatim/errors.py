@@ -45,7 +45,11 @@ class SeriatimError(Exception):
         """The error as a person reads it: a headline, the facts, what to do."""
         facts = {name: value for name, value in self.fields.items() if value not in ("", None)}
         facts["next"] = self.next
-        return render_screen(f"{self.title}: {self.message}", facts)
+        return render_screen(self.headline(), facts)
+
+    def headline(self) -> str:
+        """What kind of error it is, and what it says, without the facts."""
+        return f"{self.title}: {self.message}"
 
 
 class ConfigError(SeriatimError):

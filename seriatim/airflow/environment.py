@@ -146,6 +146,7 @@ def task_note(task_context: Mapping[str, Any], task: str, error: SeriatimError) 
         exit_code=error.exit_code,
         error=Failure.of(error).error,
         text=extract_error_screen(error),
+        headline=error.headline(),
         next=error.next,
         links=run_links(task_context),
     )

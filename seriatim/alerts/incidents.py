@@ -81,6 +81,8 @@ class Note(Struct, frozen=True, kw_only=True, rename={"is_form_error": "asked"})
     """Of a task: the class name of its error, as in engine/failure.py."""
     text: str = ""
     """Of a task: the error screen it ended with. Of a run: the scheduler's reason."""
+    headline: str = ""
+    """Of a task: what its error says, without the facts; empty in notes of older versions."""
     next: str = ""
     """The advice in `text`; empty if it has none."""
     is_form_error: bool = False
@@ -539,6 +541,7 @@ def _with_task_error(run: Note, notes: Sequence[Note]) -> Note:
         exit_code=task.exit_code,
         error=task.error,
         text=task.text or run.text,
+        headline=task.headline,
         next=task.next if task.text else run.next,
         is_form_error=task.is_form_error,
         links={**run.links, **task.links},
@@ -632,15 +635,16 @@ def _is_caused_by_findings(failed_run: Note) -> bool:
 
 
 def _failure_key(failed_run: Note) -> str:
-    """Identifies the same failure in a later run: its headline, or its kind where the text changes
+    """Identifies the same failure in a later run: what its error says, or its kind where that changes
     from run to run.
     """
     if failed_run.exit_code in (ConfigError.exit_code, IntegrityError.exit_code):
-        return _headline(failed_run)
+        return failed_run.headline or _first_line(failed_run)
     return BUG if failed_run.exit_code == BrokenPromiseError.exit_code else TROUBLE
 
 
-def _headline(failed_run: Note) -> str:
+def _first_line(failed_run: Note) -> str:
+    """The error in one line. Notes of older versions have it only in their text."""
     return failed_run.text.partition("\n")[0] or "the scheduler gave no reason"
 
 
@@ -663,7 +667,7 @@ def _run_incident(
     if failure_key not in failures:
         failures = (*failures, failure_key)
     return Incident(
-        concern=Concern(kind=key, text=_headline(failed_run), next=advice),
+        concern=Concern(kind=key, text=_first_line(failed_run), next=advice),
         damaged_keys=damaged_keys if is_repair else (),
         since_seconds=since_seconds,
         mailed_seconds=now_seconds,

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from seriatim.alerts.incidents import AlertState, Mail, Note, OutboxChangedError, StoredState
-from seriatim.errors import ConfigError, PlatformError
+from seriatim.errors import ConfigError, PlatformError, render_screen
 from seriatim.storage.store import AlreadyThereError
 
 if TYPE_CHECKING:
@@ -104,10 +104,8 @@ class StoreOutbox:
         with suppress(AlreadyThereError):
             self._create(key, content)
         advice = f"mails that waited: {self._path(key)}"
-        text = (
-            f"the outbox was damaged ({reason}): open incidents are mailed again\n"
-            f"  next       {advice}"
-        )
+        headline = f"the outbox was damaged ({reason}): open incidents are mailed again"
+        text = render_screen(headline, {"next": advice})
         return Note(kind="failed", at_seconds=self.clock.now_seconds(), text=text, next=advice)
 
     def put_alert_state(self, alert_state: AlertState, version_before: int) -> int:

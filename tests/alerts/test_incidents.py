@@ -246,6 +246,25 @@ def test_two_failures_between_two_looks_are_both_told() -> None:
     assert not post.look(after=60, notes=notes)
 
 
+def test_a_failure_is_known_by_what_it_says_and_not_by_its_screen() -> None:
+    """The same error is no news, however its screen is laid out, or if the note is of an older version;
+    another error is news.
+    """
+    post = Post()
+
+    def failed(run: str, text: str, headline: str = "") -> list[Note]:
+        """The notes of a run whose task failed."""
+        return [
+            Note(kind="task", at_seconds=0.0, run=run, exit_code=2, text=text, headline=headline),
+            Note(kind="failed", at_seconds=post.now, run=run),
+        ]
+
+    assert post.look(notes=failed("r1", "ConfigError: a\n  next       b", "ConfigError: a"))
+    assert not post.look(after=60, notes=failed("r2", "[a]\nfix it", "ConfigError: a"))
+    assert not post.look(after=60, notes=failed("r3", "ConfigError: a"))
+    assert post.look(after=60, notes=failed("r4", "ConfigError: a", "ConfigError: b"))
+
+
 def test_a_finding_that_leaves_nothing_open_is_one_mail() -> None:
     """A look between the commit and the end of its run told it: the run adds nothing, and nothing
     is over later.
