@@ -122,7 +122,7 @@ def _read_saved_states(
     context.refuse_machine_for_ledger(file, ledger)
     runner = stream_files.load_runner(file)
     try:
-        return session_states(file.stream, runner, ledger, context.state(file), session, topic)
+        return session_states(runner, ledger, context.state(file), session, topic)
     except IntegrityError:
         # The files of an old entry may have been deleted on purpose. Then this error says so.
         refuse_swept(ledger_store, head.ledger, ledger.sequence, "state")

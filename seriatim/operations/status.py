@@ -40,6 +40,7 @@ from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import HoldEntry
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Ledger, circuit_advice, describe_failed_range
+from seriatim.operations.locate_session import locate_session
 from seriatim.operations.missing_messages import (
     MissingMessage,
     MissingMessageSearch,
@@ -47,8 +48,8 @@ from seriatim.operations.missing_messages import (
 )
 from seriatim.operations.plan import retired_topics
 from seriatim.operations.repair.damage import RepairRequest
-from seriatim.operations.retention import PartitionClock, PartitionClocks, partition_clocks
 from seriatim.operations.repair_text import held_by_repair
+from seriatim.operations.retention import PartitionClock, PartitionClocks, partition_clocks
 from seriatim.ports import Clock, LedgerStore, Log
 from seriatim.stream import Stream
 
@@ -905,7 +906,6 @@ def _urgency(status: StreamStatus) -> tuple[int, float, str]:
 
 
 def session_states(
-    stream: Stream,
     runner: Runner,
     ledger: Ledger,
     state: StateStore,
@@ -916,12 +916,6 @@ def session_states(
     the one with its newest message counts. A session that does not exist is refused.
     """
     newest_by_topic = _newest_session_by_topic(ledger, state, name, topic)
-    if not newest_by_topic:
-        in_topic = f" in topic {topic}" if topic else ""
-        raise ConfigError(
-            f"{stream.name}: there is no session {name!r}{in_topic} at entry {ledger.sequence}",
-            next=f"check the name; `seriatim status {stream.name}` shows the topics",
-        )
     return [
         _session_values(partition, name, session, runner)
         for partition, session in newest_by_topic.values()
@@ -932,13 +926,8 @@ def _newest_session_by_topic(
     ledger: Ledger, state: StateStore, name: str, topic: str | None
 ) -> dict[str, tuple[Partition, Session]]:
     newest_by_topic: dict[str, tuple[Partition, Session]] = {}
-    for partition in ledger.known_partitions():
-        if topic not in (None, partition.topic):
-            continue
-        account = ledger.partitions[str(partition)]
-        session = state.load(account.state, [name]).get(name)
-        if session is None:
-            continue
+    for partition in locate_session(state, ledger, name, topic):
+        session = state.load(ledger.partitions[str(partition)].state, [name])[name]
         newest = newest_by_topic.get(partition.topic)
         if newest is None or session.timestamp >= newest[1].timestamp:
             newest_by_topic[partition.topic] = (partition, session)

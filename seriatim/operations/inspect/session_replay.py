@@ -34,6 +34,7 @@ from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Ledger
 from seriatim.operations.inspect.tracing import FoldSnapshot, SessionMessage, TraceStep, TracingFold
+from seriatim.operations.locate_session import locate_session
 from seriatim.operations.rewind import (
     BaseSearch,
     CommitPoint,
@@ -79,16 +80,9 @@ def find_session(
         return _location_in_partition(open_stream, head.ledger, name, partition)
     stream_name = open_stream.stream.name
     sessions: dict[Partition, Session] = {}
-    for topic_partition, account in _accounts_of_topic(head.ledger, topic):
-        if open_stream.state.find_names(account.state, [name]):
-            sessions[topic_partition] = open_stream.state.load(account.state, [name])[name]
-    if not sessions:
-        in_topic = f" in topic {topic}" if topic else ""
-        raise ConfigError(
-            f"{stream_name}: there is no session {name!r}{in_topic}",
-            next="check the name; a session whose messages never had an effect is found by"
-            " --partition TOPIC/NUMBER",
-        )
+    for candidate in locate_session(open_stream.state, head.ledger, name, topic):
+        account = head.ledger.partitions[str(candidate)]
+        sessions[candidate] = open_stream.state.load(account.state, [name])[name]
     topics = sorted({session_partition.topic for session_partition in sessions})
     if len(topics) > 1:
         raise ConfigError(
@@ -96,8 +90,8 @@ def find_session(
             next="choose one with --topic",
         )
     # A session that moved has state in two partitions: its messages come to the newer one.
-    newest = max(sessions, key=lambda candidate: sessions[candidate].timestamp)
-    other_partitions = [candidate for candidate in sessions if candidate != newest]
+    newest = max(sessions, key=lambda key: sessions[key].timestamp)
+    other_partitions = [other for other in sessions if other != newest]
     return SessionLocation(
         partition=newest, session=sessions[newest], other_partitions=other_partitions
     )
@@ -115,14 +109,6 @@ def _location_in_partition(
         )
     session = open_stream.state.load(account.state, [name]).get(name)
     return SessionLocation(partition=partition, session=session or Session())
-
-
-def _accounts_of_topic(ledger: Ledger, topic: str | None) -> Iterator[tuple[Partition, Account]]:
-    """The accounts of a topic's partitions; of all topics if it is None."""
-    for partition_name, account in ledger.partitions.items():
-        partition = Partition.parse(partition_name)
-        if topic is None or topic == partition.topic:
-            yield partition, account
 
 
 IsChosen = Callable[[SessionMessage], bool]

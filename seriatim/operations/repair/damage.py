@@ -29,6 +29,7 @@ from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.ledger.commit import require_head
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Change, Halt, Ledger, refuse_changed_machine
+from seriatim.operations.locate_session import locate_session
 from seriatim.operations.missing_messages import (
     MissingMessage,
     MissingMessageSearch,
@@ -624,16 +625,7 @@ class RepairPlanner:
                 next="add --partition TOPIC/NUMBER, or --session NAME",
             )
         state = self.open_stream.open_state()
-        homes: list[Partition] = []
-        for partition in self.ledger.known_partitions():
-            if state.find_names(self.account(partition).state, [request.session]):
-                homes.append(partition)
-        if not homes:
-            raise ConfigError(
-                f"{self.stream_name}: there is no session {request.session!r}",
-                next=f"check the name; `seriatim status {self.stream_name}` lists the sessions in"
-                " quarantine",
-            )
+        homes = locate_session(state, self.ledger, request.session)
         if len(homes) > 1:
             raise ConfigError(
                 f"{self.stream_name}: session {request.session!r} lives in {len(homes)} partitions:"
