@@ -25,7 +25,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.engine.files import File, Files, StateStore
-from seriatim.engine.findings import Tier
+from seriatim.engine.findings import Tier, list_some
 from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Bounds, BoundsByPartition, OffsetRange, Partition
@@ -43,10 +43,12 @@ from seriatim.ledger.gaps import Gap, GapsFold
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change
 from seriatim.operations.release import can_be_released, clear_finding
-from seriatim.ports import LedgerStore, PastMessageReader
+from seriatim.ports import Joiner, LedgerStore, PastMessageReader
 
 END_OFFSET = 1 << 62
 """An offset after every offset of a log."""
+DAMAGES_NAMED_MAX = 5
+"""Damages that a reason names. It goes into the ledger, and a stream may have thousands of files."""
 COUNTED_OFFSETS_MAX = 50_000
 """How many offsets are counted at a time: several small slices are counted in one reading."""
 NOT_COMPARED_FIELDS = ("state_bytes", "state_version", "first_offset")
@@ -396,6 +398,30 @@ class BaseSearch(Struct, frozen=True, kw_only=True):
     """Where the newest good state was saved since which Kafka has dropped messages; -1: none was
     met.
     """
+
+
+class StateFileCheck:
+    """Whether saved states are as committed. Each file is looked at once."""
+
+    def __init__(self, joiner: Joiner) -> None:
+        self.joiner = joiner
+        self._damage_by_path: dict[str, str] = {}
+        """Of every file that was looked at; empty for one that is as committed. Saved states share
+        their oldest files, so the same file comes up again and again.
+        """
+
+    def describe_damage(self, account: Account) -> str:
+        """What is wrong with the state files of an account; empty: they are as committed."""
+        unchecked_files = [file for file in account.state if file.path not in self._damage_by_path]
+        damaged = self.joiner.find_damaged_files(unchecked_files)
+        for file in unchecked_files:
+            self._damage_by_path[file.path] = damaged.get(file.path, "")
+        texts: list[str] = []
+        for file in account.state:
+            damage = self._damage_by_path[file.path]
+            if damage:
+                texts.append(f"{file.path}: {damage}")
+        return list_some(texts, DAMAGES_NAMED_MAX, separator="; ")
 
 
 class RewindChooser(Struct, frozen=True):

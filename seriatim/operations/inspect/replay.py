@@ -27,7 +27,7 @@ from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import OffsetRange, Partition, Ranges
 from seriatim.engine.session import RefoldScope
 from seriatim.engine.task import PartitionWork, TaskContext, TaskResult, find_work, run_task
-from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
+from seriatim.errors import ConfigError, raise_broken_promise
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account
 from seriatim.operations.rewind import (
@@ -38,6 +38,7 @@ from seriatim.operations.rewind import (
     RefoldRequest,
     Rewind,
     RewindChooser,
+    StateFileCheck,
     find_readable_bounds,
     plan_stages,
     repeat_releases,
@@ -122,6 +123,7 @@ class ReplayRun:
         self.messages_max = messages_max
         self.on_progress = progress or (lambda _done, _total: None)
         self.bounds = open_stream.log.bounds(open_stream.stream.topics)
+        self._state_check = StateFileCheck(open_stream.joiner)
         self.history = LedgerHistory(open_stream.ledger, head.ledger.stream)
         self.offsets_done = 0
         self.offsets_total = 0
@@ -175,7 +177,7 @@ class ReplayRun:
     def _chooser(self, partition: Partition, log_start: int) -> RewindChooser:
         account = self._account(partition)
         return RewindChooser(
-            account, log_start, self._history(partition), self._describe_state_damage
+            account, log_start, self._history(partition), self._state_check.describe_damage
         )
 
     def _rewind_to_base(self, partition: Partition, offset_range: OffsetRange) -> Rewind:
@@ -233,14 +235,6 @@ class ReplayRun:
             next=f"{begin_later}without any state with --fresh:"
             " sessions then begin by their snapshots",
         )
-
-    def _describe_state_damage(self, account: Account) -> str:
-        try:
-            # The name does not matter: loading checks the files, whatever is looked for in them.
-            self.open_stream.state.load(account.state, [""])
-        except IntegrityError as error:
-            return error.message
-        return ""
 
     def _fold_partition(self, rewind: Rewind, output: ReplayOutput) -> None:
         """Fold a partition stage by stage, until its end or a halt."""

@@ -37,6 +37,7 @@ from seriatim.operations.missing_messages import (
 )
 from seriatim.operations.repair.forward import plan_forward
 from seriatim.operations.rewind import (
+    DAMAGES_NAMED_MAX,
     END_OFFSET,
     BaseSearch,
     FileOrigin,
@@ -47,13 +48,12 @@ from seriatim.operations.rewind import (
     RefoldRequest,
     Rewind,
     RewindChooser,
+    StateFileCheck,
     lost_messages_error,
 )
 from seriatim.ports import OpenStream
 
 SESSIONS_NAMED_MAX = 5
-DAMAGES_NAMED_MAX = 5
-"""Damages that a reason names. It goes into the ledger, and a stream may have thousands of files."""
 PARTITIONS_NAMED_MAX = 20
 RETRYABLE_HALTS = {"poison": "the message is read again"}
 """Halts that are lifted on request, because reading again may help."""
@@ -457,10 +457,7 @@ class RepairPlanner:
         """Sessions that the request is about, and that are well again without a repair."""
         self._recreated: set[Partition] = set()
         """Partitions whose topic was created again: nothing of them can be folded."""
-        self._checked_files: dict[str, str] = {}
-        """State files that were checked, and what is wrong with each (empty: nothing). Saved states
-        share their oldest files, so the same file comes up again and again.
-        """
+        self._state_check = StateFileCheck(self.joiner)
 
     def plan_actions(self, request: RepairRequest) -> None:
         """Decide about a request: the actions, and the notes about what cannot be repaired.
@@ -639,7 +636,7 @@ class RepairPlanner:
     def _damages_of_partition(self, partition: Partition, *, check_digests: bool) -> list[Damage]:
         """All damage of a partition: its record files, its checks, its log, its state."""
         account = self.account(partition)
-        state_damage = self._describe_state_damage(account)
+        state_damage = self._state_check.describe_damage(account)
         damages = self._damaged_record_files(
             partition, self._suspect_paths(), check_all_files=True, check_digests=check_digests
         )
@@ -791,19 +788,6 @@ class RepairPlanner:
         """Files that verify found to differ, or that a refold could not read."""
         return {*self.open_stream.ledger.differing_files(), *self.suspects}
 
-    def _describe_state_damage(self, account: Account) -> str:
-        """What is wrong with the state files of an account; empty: they are as committed."""
-        unchecked_files = [file for file in account.state if file.path not in self._checked_files]
-        damaged = self.joiner.find_damaged_files(unchecked_files)
-        for file in unchecked_files:
-            self._checked_files[file.path] = damaged.get(file.path, "")
-        texts: list[str] = []
-        for file in account.state:
-            defect = self._checked_files[file.path]
-            if defect:
-                texts.append(f"{file.path}: {defect}")
-        return list_some(texts, DAMAGES_NAMED_MAX, separator="; ")
-
     # The refold of a damage
 
     def _repair_partition(self, damages: Sequence[Damage], *, forward: bool) -> None:
@@ -875,7 +859,7 @@ class RepairPlanner:
             raise self._cut_log_error(partition, account, frontier)
         start = min(request.start, frontier)
         until = min(max(request.until, start), frontier)
-        is_state_damaged = bool(self._describe_state_damage(account))
+        is_state_damaged = bool(self._state_check.describe_damage(account))
         rebuilds_state = damage.rebuilds_state or is_log_cut or is_state_damaged
         request = replace(
             request,
@@ -884,7 +868,9 @@ class RepairPlanner:
             sessions=None if rebuilds_state else request.sessions,
         )
         history = self.history.of_partition(partition)
-        chooser = RewindChooser(account, bounds.log_start, history, self._describe_state_damage)
+        chooser = RewindChooser(
+            account, bounds.log_start, history, self._state_check.describe_damage
+        )
         base = chooser.find_base(start)
         if base.point is None:
             is_halted = account.halt is not None or is_state_damaged
