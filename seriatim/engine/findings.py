@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from seriatim.engine.offsets import Partition
 from seriatim.errors import IntegrityError, ensure, render_screen
 
 Tier = Literal["none", "once", "order", "window", "strict"]
@@ -97,6 +98,17 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         ensure(self.finding in FINDING_TITLES, "unknown finding", finding=self.finding)
+
+    @classmethod
+    def at(cls, partition: Partition, finding: str, offset: int, **fields: Any) -> Finding:
+        """A finding at an offset of a partition. `fields` are those that say more."""
+        return cls(
+            finding=finding,
+            topic=partition.topic,
+            partition=partition.number,
+            offset=offset,
+            **fields,
+        )
 
     @property
     def scope(self) -> FindingScope:

@@ -107,11 +107,10 @@ class Tally:
         self, kind: str, session: str | None, offset: int, expected: str = "", found: str = ""
     ) -> Finding:
         """A finding in this partition. It is not reported yet."""
-        return Finding(
-            finding=kind,
-            topic=self.partition.topic,
-            partition=self.partition.number,
-            offset=offset,
+        return Finding.at(
+            self.partition,
+            kind,
+            offset,
             session=session,
             expected=expected,
             found=found,

@@ -243,11 +243,10 @@ def loss_finding(
     kind = LOSS_FINDINGS[cause]
     if tier_action(kind, tier) != "halt":
         return None
-    return Finding(
-        finding=kind,
-        topic=partition.topic,
-        partition=partition.number,
-        offset=offset_range.start,
+    return Finding.at(
+        partition,
+        kind,
+        offset_range.start,
         expected=f"offset {offset_range.start}",
         found=f"offset {offset_range.end}",
         cause=_describe_loss(offset_range, cause),

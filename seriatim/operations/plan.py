@@ -216,11 +216,10 @@ def deleted_topic_finding(partition: Partition, account: Account) -> Finding | N
     lost_messages = account.log_end - account.frontier
     if lost_messages <= 0 or account.halt is not None or account.retired:
         return None
-    return Finding(
-        finding="expired",
-        topic=partition.topic,
-        partition=partition.number,
-        offset=account.frontier,
+    return Finding.at(
+        partition,
+        "expired",
+        account.frontier,
         expected=f"topic id {account.topic_id}",
         found="no such topic, or matched no more",
         cause=f"{lost_messages} messages [{account.frontier}, {account.log_end}) were never read",
@@ -231,21 +230,19 @@ def bounds_finding(partition: Partition, account: Account, bounds: Bounds) -> Fi
     """What is wrong with a partition before any of its messages is read; None if nothing is."""
     frontier = account.frontier
     if bounds.topic_id != account.topic_id:
-        return Finding(
-            finding="re-created",
-            topic=partition.topic,
-            partition=partition.number,
-            offset=frontier,
+        return Finding.at(
+            partition,
+            "re-created",
+            frontier,
             expected=f"topic id {account.topic_id}",
             found=f"topic id {bounds.topic_id}",
             cause="the topic was deleted and made again; what it held before may not have been read",
         )
     if bounds.log_end < frontier:
-        return Finding(
-            finding="truncated",
-            topic=partition.topic,
-            partition=partition.number,
-            offset=frontier,
+        return Finding.at(
+            partition,
+            "truncated",
+            frontier,
             expected=f"log end at or after {frontier}",
             found=f"log end {bounds.log_end}",
             cause="Kafka has lost messages that were already folded",
@@ -253,11 +250,10 @@ def bounds_finding(partition: Partition, account: Account, bounds: Bounds) -> Fi
         )
     if bounds.log_start > frontier:
         expired = OffsetRange(frontier, bounds.log_start)
-        return Finding(
-            finding="expired",
-            topic=partition.topic,
-            partition=partition.number,
-            offset=frontier,
+        return Finding.at(
+            partition,
+            "expired",
+            frontier,
             expected=f"offset {frontier}",
             found=f"log start {bounds.log_start}",
             cause=f"{len(expired)} messages {expired} were deleted before they were read",

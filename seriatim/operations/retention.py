@@ -180,11 +180,10 @@ def _time_left_finding(
     cause = f"{time_left.limit} keeps messages for {retention}; {clock.retained.lag} wait"
     if other_partitions:
         cause += f" here, and {other_partitions} more of the topic's partitions are near"
-    return Finding(
-        finding="time left",
-        topic=partition.topic,
-        partition=partition.number,
-        offset=clock.retained.frontier,
+    return Finding.at(
+        partition,
+        "time left",
+        clock.retained.frontier,
         expected=longer_retention_setting(time_left),
         found=f"{format_duration(time_left.seconds)} until Kafka drops offset {clock.retained.frontier}",
         cause=f"{cause}. {_describe_chance(account, clock)}",

@@ -874,11 +874,10 @@ def unreadable_message_changes(
         if account.frontier != offset:
             # The partition halted at an earlier message and did not get so far.
             continue
-        finding = Finding(
-            finding="poison",
-            topic=partition.topic,
-            partition=partition.number,
-            offset=offset,
+        finding = Finding.at(
+            partition,
+            "poison",
+            offset,
             cause=f"it cannot be read: {reason}, which does not fit (nanoseconds?)",
         )
         change = unmoved_change(partition, account)

@@ -572,11 +572,10 @@ def _finding_of_judgement(
     rows = "not so"
     if judgement.row_count:
         rows = f"{broken_count} of {judgement.row_count} records"
-    return Finding(
-        finding="check",
-        topic=judgement.partition.topic,
-        partition=judgement.partition.number,
-        offset=offset,
+    return Finding.at(
+        judgement.partition,
+        "check",
+        offset,
         expected=expected,
         found=f"{rows}: {observed}" if observed else rows,
         cause=f"{expectation.name} ({expectation.suite})",
