@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from seriatim.cli import CommandResult, JsonObject, Options, print_json, print_notice
-from seriatim.engine.findings import Finding, count_of, group_findings
+from seriatim.engine.findings import Finding, count_of, format_duration, group_findings
 from seriatim.errors import PlatformError
 
 LINE_EVERY_SECONDS = 10.0
@@ -69,7 +69,7 @@ class RunProgress:
         remaining_seconds = (total - done) / rate if rate else 0
         text = (
             f"{self.stream}: {done:,} of {total:,} {self.unit} · {rate:,.0f}/s"
-            f" · {_render_duration(remaining_seconds)} to go"
+            f" · {format_duration(remaining_seconds)} to go"
         )
         if self.is_live:
             self._rewrite_line(done / total if total else 1, text)
@@ -216,16 +216,6 @@ def _render_cell(value: Any) -> str:
     if value is True:
         return "yes"
     return str(value)
-
-
-def _render_duration(total_seconds: float) -> str:
-    total_minutes, seconds = divmod(round(total_seconds), 60)
-    hours, minutes = divmod(total_minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    if minutes:
-        return f"{minutes} min {seconds} s"
-    return f"{seconds} s"
 
 
 @contextmanager

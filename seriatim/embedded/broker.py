@@ -31,13 +31,13 @@ from seriatim.embedded.server_process import (
     HOST,
     EmbeddedServer,
     free_port,
+    java_command,
     read_properties,
     write_properties,
 )
 from seriatim.errors import ConfigError, PlatformError
 from seriatim.kafka.client import create_client
 
-HEAP_SIZE = "512m"
 MAIN_CLASS = "kafka.Kafka"
 PROCESS_MARKER = "-Dseriatim.broker="
 
@@ -77,11 +77,10 @@ class KafkaProgram(msgspec.Struct, frozen=True):
 
     def command(self, folder: Path, main: str, *arguments: str) -> list[str]:
         """The command line for a main class of Kafka. The marker in it identifies our process."""
-        options = [f"-Xmx{HEAP_SIZE}", "-XX:+ExitOnOutOfMemoryError", f"{PROCESS_MARKER}{folder}"]
         log = ["-Dorg.slf4j.simpleLogger.showDateTime=true"]
         log += ["-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd HH:mm:ss,SSS"]
-        path = ":".join(str(jar) for jar in self.jars)
-        return [str(self.java), *options, *log, "-cp", path, main, *arguments]
+        marker = f"{PROCESS_MARKER}{folder}"
+        return java_command(self.java, marker, self.jars, main, arguments, log)
 
 
 def find_kafka_program(settings: config.Settings, print_notice: PrintNotice) -> KafkaProgram:

@@ -20,10 +20,9 @@ from seriatim import config
 from seriatim.embedded import jars, java, server_process
 from seriatim.embedded.jars import PrintNotice
 from seriatim.embedded.postgres import DATABASE, USER, PostgresInfo
-from seriatim.embedded.server_process import HOST, EmbeddedServer
+from seriatim.embedded.server_process import HOST, EmbeddedServer, java_command
 from seriatim.errors import PlatformError
 
-HEAP_SIZE = "512m"
 MAIN_CLASS = "org.apache.kafka.connect.cli.ConnectStandalone"
 PROCESS_MARKER = "-Dseriatim.connect="
 CONNECTOR = "source"
@@ -122,10 +121,9 @@ def _command(folder: Path, settings: config.Settings, print_notice: PrintNotice)
     java_program = java.find_java(config.child_environment())
     connect_jars = jars.ensure_jars("connect", settings, print_notice)
     _link_plugin(folder, jars.ensure_jars("debezium", settings, print_notice))
-    class_path = ":".join(str(jar) for jar in connect_jars)
-    options = [f"-Xmx{HEAP_SIZE}", "-XX:+ExitOnOutOfMemoryError", f"{PROCESS_MARKER}{folder}"]
     files = [str(_worker_file(folder)), str(_connector_file(folder))]
-    return [str(java_program), *options, "-cp", class_path, MAIN_CLASS, *files]
+    marker = f"{PROCESS_MARKER}{folder}"
+    return java_command(java_program, marker, connect_jars, MAIN_CLASS, files)
 
 
 def _link_plugin(folder: Path, plugin_jars: list[Path]) -> None:

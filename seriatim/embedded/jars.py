@@ -128,7 +128,7 @@ def locked_jars(group: str) -> list[Jar]:
     locked = _read_lock()
     if group not in locked:
         raise ConfigError(
-            f"no group of JARs is called {group!r}", next=f"use one of {', '.join(locked)}"
+            f"no group of JARs is called {group!r}", next=f"use one of {', '.join(jar_groups())}"
         )
     return locked[group]
 

@@ -22,10 +22,9 @@ import psutil
 from seriatim import config
 from seriatim.embedded import jars, java, server_process
 from seriatim.embedded.jars import PrintNotice
-from seriatim.embedded.server_process import EmbeddedServer
+from seriatim.embedded.server_process import EmbeddedServer, java_command
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
 
-HEAP_SIZE = "512m"
 MAIN_CLASS = "org.gaul.s3proxy.Main"
 PROCESS_MARKER = "-Dseriatim.s3="
 BUCKET = "seriatim"
@@ -130,11 +129,11 @@ def _port(folder: Path) -> int | None:
 def _command(folder: Path, settings: config.Settings, print_notice: PrintNotice) -> list[str]:
     """The command line. Its credentials are in the settings file, which only its owner can read."""
     java_program = java.find_java(config.child_environment())
-    (jar,) = jars.ensure_jars("s3", settings, print_notice)
-    options = [f"-Xmx{HEAP_SIZE}", "-XX:+ExitOnOutOfMemoryError", f"{PROCESS_MARKER}{folder}"]
-    options += ["-DLOG_LEVEL=warn", "-DJETTY_LOG_LEVEL=warn"]
+    server_jars = jars.ensure_jars("s3", settings, print_notice)
+    marker = f"{PROCESS_MARKER}{folder}"
+    options = ["-DLOG_LEVEL=warn", "-DJETTY_LOG_LEVEL=warn"]
     arguments = ["--properties", str(_settings_file(folder))]
-    return [str(java_program), *options, "-cp", str(jar), MAIN_CLASS, *arguments]
+    return java_command(java_program, marker, server_jars, MAIN_CLASS, arguments, options)
 
 
 def _write_settings(folder: Path, port: int | None) -> None:

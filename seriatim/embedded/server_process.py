@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -28,6 +28,8 @@ from seriatim.embedded.jars import PrintNotice, file_lock
 from seriatim.errors import PlatformError
 
 HOST = "127.0.0.1"
+HEAP_SIZE = "512m"
+"""Of each Java program. Folding is Spark's work, in a process of its own."""
 START_TIMEOUT_SECONDS = 300
 NOTICE_EVERY_SECONDS = 5.0
 POLL_SECONDS = 0.1
@@ -145,6 +147,20 @@ class EmbeddedServer(Struct, frozen=True):
             )
             process.kill()
             process.wait()
+
+
+def java_command(
+    java: Path,
+    marker: str,
+    class_path: Iterable[Path],
+    main_class: str,
+    arguments: Iterable[str],
+    options: Iterable[str] = (),
+) -> list[str]:
+    """The command line of a Java program. `marker` identifies our process."""
+    path = ":".join(str(jar) for jar in class_path)
+    memory = [f"-Xmx{HEAP_SIZE}", "-XX:+ExitOnOutOfMemoryError"]
+    return [str(java), *memory, marker, *options, "-cp", path, main_class, *arguments]
 
 
 def spawn(

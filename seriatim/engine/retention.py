@@ -222,9 +222,7 @@ def will_catch_up(
     return nearest.seconds > 0 and needed_seconds <= nearest.seconds + span_seconds
 
 
-def short_limits(
-    retained_logs: Iterable[RetainedLog], message_bytes: float | None = None
-) -> dict[RetentionLimit, float]:
+def short_limits(retained_logs: Iterable[RetainedLog]) -> dict[RetentionLimit, float]:
     """The limits that keep a topic's messages for less than 72 hours, and for how many hours. Empty:
     there is none.
     """
@@ -232,7 +230,7 @@ def short_limits(
     for log in retained_logs:
         if log.rules.has_time_limit:
             hours_by_limit["retention.ms"] = log.rules.retention_ms / 1000 / HOUR_SECONDS
-        size = message_size_bytes(log, message_bytes)
+        size = message_size_bytes(log, None)
         rate = production_rate(log)
         if log.rules.has_size_limit and size and rate:
             hours = log.rules.retention_bytes / (size * rate) / HOUR_SECONDS

@@ -27,7 +27,6 @@ DEATHS_MAX = 4
 """So many executors that die one after the other, without one that works, are no accident."""
 NOTICE_EVERY_SECONDS = 30.0
 POLL_SECONDS = 1.0
-WAIT_SECONDS_DEFAULT = 300
 CLIENT_LOGGER = "org.apache.spark.deploy.client.StandaloneAppClient$ClientEndpoint"
 """The part of Spark that the master of a standalone cluster tells of executors."""
 GRANTED = re.compile(r"Executor added: \S+")

@@ -72,7 +72,7 @@ PYTHON_ERROR = re.compile(
 )
 TRACEBACK_LINE = "Traceback (most recent call last):"
 ERROR_LINE_MAX = 600
-MESSAGE_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
+KAFKA_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 UNBOUNDED_BATCH_BYTES = str(2**31 - 1)
 BATCH_BYTES = str(64 << 20)
 """Bounds of an Arrow batch. Without a bound Spark does not measure every row, which saves half a
@@ -406,7 +406,7 @@ class SparkSource:
         """
         batch_bytes = UNBOUNDED_BATCH_BYTES if has_small_messages else BATCH_BYTES
         self.frame.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", batch_bytes)
-        columns = list(MESSAGE_COLUMNS)
+        columns = list(KAFKA_COLUMNS)
         if self.options.with_headers:
             columns.append("headers")
         # Spark promises no order inside a partition, so the sort is explicit. It costs next to

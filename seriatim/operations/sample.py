@@ -29,6 +29,7 @@ DEBEZIUM_FIELDS = frozenset({"op", "before", "after"})
 TYPE_FIELD = "type"
 ROWS_FIELD = "rows"
 EXAMPLE_ROWS_MAX = 20
+EXAMPLES_MAX = 3
 """A snapshot in the test has so many rows at most."""
 STEPS_MIN = 3
 """A field is taken for the sequence if it counts by one at least so often. If it is also called like
@@ -104,21 +105,19 @@ class _Session(Struct):
     contents: list[Content] = field(default_factory=list)
 
 
-def study_sample(messages: Sequence[SampledMessage], examples_max: int = 3) -> StreamSample:
+def study_sample(messages: Sequence[SampledMessage]) -> StreamSample:
     """Guess what a stream of these messages is like. Each partition must be in order.
 
     Messages of a table without a key are no use to the table machine: a machine of one's own takes
     them.
     """
-    sample = _study(messages, examples_max, may_be_table=True)
+    sample = _study(messages, may_be_table=True)
     if sample.is_table and not sample.key:
-        return _study(messages, examples_max, may_be_table=False)
+        return _study(messages, may_be_table=False)
     return sample
 
 
-def _study(
-    messages: Sequence[SampledMessage], examples_max: int, *, may_be_table: bool
-) -> StreamSample:
+def _study(messages: Sequence[SampledMessage], *, may_be_table: bool) -> StreamSample:
     decoded: list[tuple[SampledMessage, Content]] = []
     for message in messages:
         content = _decode_object(message.value)
@@ -136,7 +135,7 @@ def _study(
     _guess_sequence(sample, sessions)
     _guess_columns(sample, contents)
     _guess_key(sample, contents)
-    sample.examples = _choose_examples(sample, sessions, examples_max)
+    sample.examples = _choose_examples(sample, sessions)
     return sample
 
 
@@ -418,9 +417,7 @@ def _is_unique_in_snapshots(name: str, contents: Iterable[Content]) -> bool:
     return True
 
 
-def _choose_examples(
-    sample: StreamSample, sessions: Sequence[_Session], examples_max: int
-) -> list[Content]:
+def _choose_examples(sample: StreamSample, sessions: Sequence[_Session]) -> list[Content]:
     """The first messages of the session with the most. Those of a table begin with a snapshot."""
     longest: list[Content] = []
     for session in sessions:
@@ -432,7 +429,7 @@ def _choose_examples(
             contents = contents[snapshots[0] :] if snapshots else []
         if len(contents) > len(longest):
             longest = contents
-    examples = longest[:examples_max]
+    examples = longest[:EXAMPLES_MAX]
     if not sample.is_table:
         names = {column.name for column in sample.fields}
         if sample.sequence is not None:

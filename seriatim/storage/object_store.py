@@ -46,6 +46,7 @@ from seriatim.storage.store import (
     LocalStore,
     Sink,
     open_store,
+    refuse_other_content,
 )
 
 if TYPE_CHECKING:
@@ -373,7 +374,7 @@ class ObjectStore:
         try:
             self._put(key, content, mode="create")
         except AlreadyExistsError:
-            self._refuse_other_content(key, content)
+            refuse_other_content(key, content, self._read_in_blocks)
 
     def replace(self, key: str, content: Buffer) -> None:
         """Write an object, whether it is there or not."""
@@ -385,17 +386,8 @@ class ObjectStore:
         with self._explained(key):
             obstore.put(client, key, view, mode=mode, use_multipart=False)  # type: ignore[arg-type]
 
-    def _refuse_other_content(self, key: str, content: Buffer) -> None:
-        """Refuse a key that is taken, unless its object has this content: then it is our own, from a
-        try whose answer was lost.
-        """
-        try:
-            present = b"".join(self.blocks(key))
-        except FileNotFoundError:
-            reason = "an object was there, and was deleted meanwhile"
-            raise AlreadyThereError(errno.EEXIST, reason, key) from None
-        if present != bytes(content):
-            raise AlreadyThereError(errno.EEXIST, "other content is there already", key)
+    def _read_in_blocks(self, key: str) -> bytes:
+        return b"".join(self.blocks(key))
 
     def writer(self, key: str) -> Sink:
         """Begin a large object. It is gathered in memory."""

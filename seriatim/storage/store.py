@@ -54,6 +54,19 @@ class AlreadyThereError(OSError):
     """`create` or `copy` met an object with other content under its key."""
 
 
+def refuse_other_content(key: str, content: Buffer, read: Callable[[str], bytes]) -> None:
+    """Refuse a key that is taken, unless its object has this content: then it is our own, from a try
+    whose answer was lost.
+    """
+    try:
+        present = read(key)
+    except FileNotFoundError:
+        reason = "an object was there, and was deleted meanwhile"
+        raise AlreadyThereError(errno.EEXIST, reason, key) from None
+    if present != bytes(content):
+        raise AlreadyThereError(errno.EEXIST, "other content is there already", key)
+
+
 class WrittenObject(NamedTuple):
     """What a sink knows about the object that it wrote."""
 
@@ -298,7 +311,7 @@ class LocalStore:
         try:
             self._write_draft_and_publish(key, content, _link_without_overwriting)
         except FileExistsError:
-            self._refuse_other_content(key, content)
+            refuse_other_content(key, content, self.read)
 
     def replace(self, key: str, content: Buffer) -> None:
         """Write an object, whether it is there or not."""
@@ -323,15 +336,6 @@ class LocalStore:
             finally:
                 draft.unlink(missing_ok=True)
         _sync_path(path.parent)
-
-    def _refuse_other_content(self, key: str, content: Buffer) -> None:
-        try:
-            present = self.read(key)
-        except FileNotFoundError:
-            reason = "an object was there, and was deleted meanwhile"
-            raise AlreadyThereError(errno.EEXIST, reason, key) from None
-        if present != bytes(content):
-            raise AlreadyThereError(errno.EEXIST, "other content is there already", key)
 
     def writer(self, key: str) -> Sink:
         """Begin a large object. It is written to a draft beside its final name."""
@@ -463,7 +467,7 @@ class LocalStore:
                 _sync_path(draft)
             _link_without_overwriting(draft, path)
         except FileExistsError:
-            self._refuse_other_content(to, self.read(key))
+            refuse_other_content(to, self.read(key), self.read)
         finally:
             draft.unlink(missing_ok=True)
         _sync_path(path.parent)
