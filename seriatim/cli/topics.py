@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +17,7 @@ from seriatim import config, context, stream_files
 from seriatim.cli import CommandResult, JsonObject
 from seriatim.cli.options import Json, require_regex
 from seriatim.cli.output import render_table
+from seriatim.engine.findings import format_iso_moment
 from seriatim.engine.offsets import Partition
 from seriatim.engine.retention import RetainedLog
 
@@ -121,5 +121,4 @@ def _render_time(choose: Any, times_ms: Iterable[int | None]) -> str | None:
     known_ms = [time_ms for time_ms in times_ms if time_ms is not None]
     if not known_ms:
         return None
-    moment = datetime.fromtimestamp(choose(known_ms) / 1000, UTC)
-    return f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    return format_iso_moment(choose(known_ms) / 1000)

@@ -31,7 +31,7 @@ from seriatim.alerts.mail import MailContext
 from seriatim.cli import JsonObject, Options, as_seriatim_error, print_json, print_notice
 from seriatim.cli.options import Json, stream_names
 from seriatim.config import Settings
-from seriatim.engine.findings import count_of, format_duration
+from seriatim.engine.findings import count_of, format_duration, format_iso_moment
 from seriatim.errors import ConfigError, IntegrityError, PlatformError, SeriatimError
 from seriatim.kafka.log import KafkaLog
 from seriatim.operations.missing_messages import MissingMessageSearch
@@ -345,7 +345,7 @@ def _print_stream_status(stream_status: StreamStatus, *, json: bool) -> None:
     if json:
         print_json(_json_values(stream_status))
         return
-    time = _render_time(stream_status.at_seconds or 0.0)
+    time = format_iso_moment(stream_status.at_seconds or 0.0)
     facts = [
         f"{time} {stream_status.stream}: {stream_status.verdict}",
         count_of(len(stream_status.partitions), "partition"),
@@ -395,7 +395,7 @@ def _print_stream_error(name: str, error: SeriatimError, *, json: bool) -> None:
             {"stream": name, "error": error.title, "message": error.message, "next": error.next}
         )
         return
-    now = _render_time(time.time())
+    now = format_iso_moment(time.time())
     typer.secho(f"{now} {name}: {error.title}: {error.message}", fg=typer.colors.RED)
     _print_next_lines(error.next)
 
@@ -403,7 +403,3 @@ def _print_stream_error(name: str, error: SeriatimError, *, json: bool) -> None:
 def _print_next_lines(advice: str) -> None:
     for line in advice.splitlines():
         typer.echo(f"    → {line}")
-
-
-def _render_time(seconds: float) -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -440,6 +441,16 @@ def format_duration(seconds: float) -> str:
     if minutes:
         return f"{minutes} min {rest_seconds} s"
     return f"{rest_seconds} s"
+
+
+def format_moment(seconds: float) -> str:
+    """A date and time as people read it: 2026-11-18 02:32:05 UTC."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def format_iso_moment(seconds: float) -> str:
+    """A date and time as scripts read it, in one word: 2026-11-18T02:32:05Z."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def tier_action(kind: str, tier: Tier) -> FindingAction:

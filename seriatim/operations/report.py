@@ -9,7 +9,6 @@ Next: web/templates/report.html makes HTML of it; cli/report.py writes the file.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from msgspec import Struct, field
@@ -20,6 +19,7 @@ from seriatim.engine.findings import (
     Finding,
     FindingGroup,
     count_of,
+    format_moment,
     group_findings,
     list_some,
     printable_session,
@@ -355,7 +355,7 @@ def _describe_partitions(changes: Sequence[Change]) -> str:
 def _format_time(entry: Entry) -> str:
     if entry.at_seconds <= 0:
         return NO_VALUE
-    return datetime.fromtimestamp(entry.at_seconds, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return format_moment(entry.at_seconds)
 
 
 def report_key(sequence: int) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 import msgspec
@@ -29,6 +28,7 @@ from seriatim.engine.findings import (
     Concern,
     Finding,
     count_of,
+    format_moment,
     printable_session,
 )
 from seriatim.engine.machine import Runner
@@ -744,7 +744,7 @@ def describe_hold(status: StreamStatus, hold_id: str) -> str:
     """Which repair holds a partition, and since when."""
     for hold in status.holds:
         if hold.id == hold_id:
-            since = f"{datetime.fromtimestamp(hold.since_seconds, UTC):%Y-%m-%d %H:%M} UTC"
+            since = format_moment(hold.since_seconds)
             return f"{held_by_repair(hold.id)} since {since}: {hold.command}"
     return held_by_repair(hold_id)
 
