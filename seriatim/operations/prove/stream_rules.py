@@ -20,12 +20,16 @@ from msgspec.structs import replace
 
 from seriatim.engine.files import File
 from seriatim.engine.records import MAIN_TABLE, table_directory, table_of_path
-from seriatim.ledger.manifests import Manifest, UnreadableWitnessError, decode_witness
+from seriatim.ledger.manifests import (
+    RESTORE_LOG_ADVICE,
+    Manifest,
+    UnreadableWitnessError,
+    decode_witness,
+)
 from seriatim.ledger.model import Ledger
 from seriatim.ledger.replaced_files import COMPACTED_NAME
 from seriatim.operations.prove.partition_rules import (
     RESTORE_ADVICE,
-    RESTORE_LOG_ADVICE,
     Difference,
     RuleCheck,
     check_step,
