@@ -1,4 +1,4 @@
-"""The tier table of DESIGN.md, cell by cell: what each tier does about each finding."""
+"""The tier table (`TIER_ACTIONS`), cell by cell: what each tier does about each finding."""
 
 from __future__ import annotations
 
