@@ -53,8 +53,8 @@ CORES_PROPERTY = "resource.executor.cores"
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from seriatim.alerts.outbox import StoreOutbox
     from seriatim.alerts.alert import Notifier
+    from seriatim.alerts.outbox import StoreOutbox
     from seriatim.engine.files import Explain
     from seriatim.engine.holes import ExplainedRange
     from seriatim.engine.machine import Runner

@@ -103,7 +103,9 @@ class StoreOutbox:
         key = f"damaged-{version:010d}.json"
         with suppress(AlreadyThereError):
             self._create(key, content)
-        advice = f"look at {self._path(key)}: mails that waited are in it, and may not have been sent"
+        advice = (
+            f"look at {self._path(key)}: mails that waited are in it, and may not have been sent"
+        )
         text = (
             f"the outbox was damaged ({reason}): open incidents are mailed again\n"
             f"  next       {advice}"

@@ -49,9 +49,7 @@ class StreamList(CommandResult):
 
     def render(self) -> str:
         """A table."""
-        rows = [
-            asdict(stream) | {"state": render_verdict(stream.state)} for stream in self.streams
-        ]
+        rows = [asdict(stream) | {"state": render_verdict(stream.state)} for stream in self.streams]
         return f"{count_of(len(rows), 'stream file')} in {self.folder}\n" + render_table(
             rows, COLUMNS
         )

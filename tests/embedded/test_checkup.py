@@ -45,7 +45,9 @@ def test_a_damaged_jar_is_seen(settings: Settings) -> None:
     folder.mkdir(parents=True)
     for jar in jars.locked_jars("spark"):
         (folder / jar.file_name).write_bytes(b"no JAR")
-    assert "is damaged and 3 more" in _look("JARs of Spark", settings).description
+    assert (
+        "is damaged; 3 more are missing or damaged" in _look("JARs of Spark", settings).description
+    )
 
 
 def test_no_broker_is_optional_a_configured_one_is_not(settings: Settings) -> None:
