@@ -472,17 +472,24 @@ class PlannedRun(CommandResult):
             for partition, offset_range in sorted(self.slice_plan.ranges.items())
         ]
 
+    def _describe_backlog(self) -> str:
+        backlog = self.slice_plan.backlog
+        if backlog:
+            slice_count = math.ceil(backlog / self.stream.slice.messages_max)
+            return f"{count_of(backlog, 'message')} in about {count_of(slice_count, 'slice')}"
+        if self.slice_plan.new_accounts:
+            return "new partitions, without a message so far"
+        return "nothing new"
+
     def render(self) -> str:
         """A table of the ranges, and what waits, is gone, or is not kept for long."""
         name = self.stream.name
         slice_plan = self.slice_plan
-        lines = [f"{name}: nothing new"]
-        if slice_plan.backlog:
-            slice_count = math.ceil(slice_plan.backlog / self.stream.slice.messages_max)
-            messages = count_of(slice_plan.backlog, "message")
-            slices = count_of(slice_count, "slice")
+        lines = []
+        if slice_plan.backlog or slice_plan.new_accounts:
             columns = ["topic", "partition", "from", "until", "messages", "new"]
-            lines = [render_table(self._rows(), columns), f"{name}: {messages} in about {slices}"]
+            lines.append(render_table(self._rows(), columns))
+        lines.append(f"{name}: {self._describe_backlog()}")
         if self.quarantined_count:
             sessions = count_of(self.quarantined_count, "session")
             lines.append(f"{name}: {sessions} in quarantine; `seriatim status {name}` says why")

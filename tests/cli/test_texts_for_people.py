@@ -157,7 +157,8 @@ def test_gaps_say_which_numbers_are_offsets_and_which_entries(cluster: FakeClust
 
 
 def test_a_plan_of_nothing_says_nothing_new(cluster: FakeCluster) -> None:
-    """And names what waits, with the command that says why."""
+    """And names what waits, with the command that says why. A new topic without a message is shown."""
+    assert "s: new partitions, without a message so far" in command("plan", "s").out
     run_with(cluster, 3)
     assert flat(command("plan", "s").out) == (
         "s: nothing new s: 2 sessions in quarantine; `seriatim status s` says why"
@@ -177,3 +178,19 @@ def test_the_rows_of_explain_say_what_the_numbers_are(cluster: FakeCluster) -> N
     assert "\nrow now: {" in shown
     (sessions,) = command("explain", "s", "--row", "a", "--json").objects()
     assert [row["now"] for row in sessions["sessions"]] == ["there", "there"]
+
+
+def test_a_repair_shows_how_a_lost_file_is_made_again_and_with_apply_does_it(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    """As `verify` says it."""
+    run_with(cluster, 2)
+    (lost,) = tmp_path.rglob("records/in-a/0/*.parquet")
+    lost.unlink()
+    verified = command("verify", "s", "--all")
+    advice = "`seriatim repair s` shows how it is made again from Kafka, and with --apply does it;"
+    assert advice in flat(verified.out + verified.err)
+    assert "nothing was changed" in command("repair", "s", "--partition", "in-a/0").out
+    assert command("verify", "s", "--all").code == 3
+    assert command("repair", "s", "--partition", "in-a/0", "--apply").code == 0
+    assert command("verify", "s", "--all").code == 0
