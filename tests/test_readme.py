@@ -100,6 +100,8 @@ def _settings_shown() -> set[str]:
 def test_every_setting_is_shown() -> None:
     """A setting that is in no table is found by nobody."""
     expected = {f"{ENVIRONMENT_PREFIX}{field.upper()}" for field in Settings.__struct_fields__}
+    # Tests kill a run there; it is nothing for people.
+    expected.remove("SERIATIM_CRASH_POINT")
     assert expected - _settings_shown() == set()
     assert "SERIATIM_NO_SUCH_SETTING" not in _settings_shown()
 

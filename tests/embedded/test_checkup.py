@@ -92,7 +92,10 @@ def test_an_environment_that_only_schedules_needs_no_jars(
 
 
 def test_a_missing_package_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What every environment needs is required everywhere."""
+    """What every environment needs is required everywhere. All of them are counted."""
+    count = len(doctor.PACKAGES)
+    expected = f"{count} installed, in versions that fit together"
+    assert _look("packages", settings).description == expected
     monkeypatch.setattr(
         doctor, "installed_version", lambda name: None if name == "deltalake" else "1.0"
     )
