@@ -290,9 +290,9 @@ FINDING_ADVICE = {
     "passed": "look at the producer if it happens often; nothing waits for you. `seriatim gaps {stream}` says which\n"
     "output is not to be trusted, until the session's next snapshot",
     "skipped": "look at the producer: the message was passed over, as on_poison in the stream file says",
-    "poisoned session": "ask the producer for a snapshot of the session, or wait for its next one: that makes it\n"
-    "right. Folding again helps only if the decoder, the schema registry or the stream file was changed since; then:\n"
-    "seriatim repair {stream}{partition_option}",
+    "poisoned session": "ask the producer for a snapshot of the session, or wait for its next one: that makes\n"
+    "it right. Folding again helps only if the decoder, the schema registry or the stream file was\n"
+    "changed since; then: seriatim repair {stream}{partition_option}",
     "session": "fix the producer or the machine, then: seriatim repair {stream}{partition_option}\n"
     "The session's messages are kept (table quarantine); its next snapshot makes it right, too",
     "sequence gap": "ask the producer for a snapshot of the session: that makes it right. `seriatim status {stream}`\n"

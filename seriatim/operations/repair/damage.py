@@ -739,12 +739,12 @@ class RepairPlanner:
             if missing.arrived_offset < self.account(partition).frontier:
                 return None
             advice = f"seriatim run {self.stream_name}\nthen {advice}"
-        reason = missing.describe()
+        reason = f": {missing.describe()}"
         if missing.never_came:
-            reason = f"{NEVER_CAME}: {reason}"
+            reason = f", because {NEVER_CAME}{reason}"
         return IntegrityError(
             f"{self.stream_name}: session {printable_session(name)} in {partition} is not made"
-            f" right by folding again: {reason}",
+            f" right by folding again{reason}",
             next=advice,
         )
 
