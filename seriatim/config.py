@@ -63,12 +63,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ivy_settings: Path | None = None
     """Your own Ivy settings file: a mirror, credentials."""
     smtp: str = ""
-    """HOST:PORT of the mail server for alerts."""
+    """HOST:PORT of the mail server for alerts. Empty: Airflow's connection smtp_default, or none."""
     smtp_from: str = ""
     """The sender of alerts; empty: seriatim at this host."""
     smtp_user: str = ""
     smtp_password: str = ""
-    """From the environment only; or in a file of its own, see below."""
+    """It is taken from the environment only. A file that has it is named by `smtp_password_file`."""
     smtp_password_file: Path | None = None
     smtp_tls: Literal["none", "starttls", "tls"] = "none"
     outbox: str = ""
@@ -122,12 +122,16 @@ def load_settings(environ: dict[str, str] | None = None, folder: Path | None = N
         advice = f"fix {_variable_name(name)}"
         path = Path(getattr(settings, name))
         paths[name] = root / expand_user(path, f"settings: {name}", advice)
+    for name in ("kafka_config", "ivy_settings", "smtp_password_file"):
+        path = getattr(settings, name)
+        if path is not None:
+            advice = f"fix {_variable_name(name)}"
+            paths[name] = expand_user(path, f"settings: {name}", advice)
     outbox = settings.outbox
     if "://" not in outbox:
         outbox = str(paths["outbox"])
-    return msgspec.structs.replace(
-        settings, home=paths["home"], streams=paths["streams"], outbox=outbox
-    )
+    del paths["outbox"]
+    return msgspec.structs.replace(settings, outbox=outbox, **paths)
 
 
 def _variable_name(field: str) -> str:

@@ -53,8 +53,8 @@ CORES_PROPERTY = "resource.executor.cores"
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from seriatim.alerts.alert import Notifier
     from seriatim.alerts.outbox import StoreOutbox
-    from seriatim.alerts.smtp import SmtpNotifier
     from seriatim.engine.files import Explain
     from seriatim.engine.holes import ExplainedRange
     from seriatim.engine.machine import Runner
@@ -665,7 +665,7 @@ def outbox(stream: str, settings: Settings) -> StoreOutbox:
     return StoreOutbox(store, WallClock(), name, str(streams_folder))
 
 
-def notifier(settings: Settings) -> SmtpNotifier | None:
+def notifier(settings: Settings) -> Notifier | None:
     """Sends mails; None if no mail server is set."""
     from seriatim.alerts.smtp import notifier_from_settings
 

@@ -41,11 +41,14 @@ class SeriatimError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, dict(vars(self)))
 
-    def render(self) -> str:
-        """The error as a person reads it: a headline, the facts, what to do."""
+    def render(self, *, with_title: bool = True) -> str:
+        """The error as a person reads it: a headline, the facts, what to do. Without its title it can
+        stand as a note among others.
+        """
         facts = {name: value for name, value in self.fields.items() if value not in ("", None)}
         facts["next"] = self.next
-        return render_screen(self.headline(), facts)
+        headline = self.headline() if with_title else self.message
+        return render_screen(headline, facts)
 
     def headline(self) -> str:
         """What kind of error it is, and what it says, without the facts."""

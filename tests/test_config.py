@@ -49,6 +49,19 @@ def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["kafka_config", "ivy_settings", "smtp_password_file"])
+def test_a_home_in_a_path_is_found(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No shell replaces `~` in seriatim.toml. A home that does not exist is refused by name."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "seriatim.toml").write_text(f'{name} = "~/mine"\n')
+    assert getattr(config.load_settings({}, tmp_path), name) == tmp_path / "mine"
+    (tmp_path / "seriatim.toml").write_text(f'{name} = "~no-such-user/mine"\n')
+    with pytest.raises(ConfigError, match=f"settings: {name}: .*there is no such home"):
+        config.load_settings({}, tmp_path)
+
+
 def test_an_outbox_may_be_in_a_bucket(tmp_path: Path) -> None:
     """Tasks that share no folder share a bucket. Its address is kept as it is."""
     made = config.load_settings({"SERIATIM_OUTBOX": "s3://bucket/outbox"}, tmp_path)

@@ -384,7 +384,8 @@ FILE_SYSTEM_USERS = {
     "seriatim/web/render.py": "templates of the pages",
 }
 """Modules with paths, locks or synced files, each with what for. Objects of an output go through a
-`Store`, so this list may only become shorter.
+`Store`. A new module belongs here only if it opens files that are no part of an output, such as one with
+a password or a certificate.
 """
 FILE_SYSTEM_PACKAGES = ("airflow", "cli", "demo", "embedded")
 """The edges: arguments of commands, processes, what we bring along."""

@@ -10,6 +10,7 @@ import pytest
 import typer.main
 
 from seriatim.cli import COMMANDS, app
+from seriatim.config import ENVIRONMENT_PREFIX, Settings
 from tests.command_tree import is_group, load_commands
 
 ROOT = Path(__file__).parent.parent
@@ -79,6 +80,30 @@ def test_the_readme_opens_with_the_two_commands_that_a_newcomer_needs() -> None:
     assert makes[:2] == ["demo", "test"]
     opening = (ROOT / "README.md").read_text().partition("\n## ")[0]
     assert re.findall(r"make ([a-z-]+)", opening) == ["demo", "test"]
+
+
+def _settings_shown() -> set[str]:
+    """The variables in the table of settings. `_USER` beside `SERIATIM_SMTP_FROM` is short for
+    `SERIATIM_SMTP_USER`.
+    """
+    table = (ROOT / "README.md").read_text().partition("\n## Settings\n")[2].partition("\n## ")[0]
+    variables = set()
+    for line in table.splitlines():
+        prefix = ""
+        for word in re.findall(r"`(SERIATIM_[A-Z_]+|_[A-Z_]+)`", line):
+            variable = prefix + word if word.startswith("_") else word
+            variables.add(variable)
+            prefix = variable.rpartition("_")[0]
+    return variables
+
+
+def test_every_setting_is_shown() -> None:
+    """A setting that is in no table is found by nobody."""
+    expected = {f"{ENVIRONMENT_PREFIX}{field.upper()}" for field in Settings.__struct_fields__}
+    # Tests kill a run there; it is nothing for people.
+    expected.remove("SERIATIM_CRASH_POINT")
+    assert expected - _settings_shown() == set()
+    assert "SERIATIM_NO_SUCH_SETTING" not in _settings_shown()
 
 
 def test_the_search_finds_commands() -> None:

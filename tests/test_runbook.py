@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from seriatim.alerts.incidents import MAIL_DELAY_SECONDS, Alert
 from seriatim.alerts.mail import MailContext, compose_mail
-from seriatim.engine.findings import FINDING_TITLES, Finding
+from seriatim.engine.findings import FINDING_TITLES, ConcernKind, Finding
 from seriatim.errors import ConfigError, FencedError, IntegrityError, PlatformError, SeriatimError
 from tests.test_readme import _unknown_options
 
@@ -17,19 +18,8 @@ PAGES = {
     name: (Path(__file__).parent.parent / "docs" / name).read_text()
     for name in ("RUNBOOK.md", "ALERTS.md")
 }
-CONCERNS = (
-    "halted",
-    "quarantine",
-    "swapped",
-    "circuit",
-    "late",
-    "time left",
-    "held",
-    "buffer",
-    "blind",
-    "trouble",
-    "run",
-)
+CONCERNS = get_args(ConcernKind)
+PACKAGE = Path(__file__).parent.parent / "seriatim"
 
 
 @pytest.mark.parametrize("finding", sorted(FINDING_TITLES))
@@ -50,6 +40,24 @@ def test_every_alert_is_there(concern: str) -> None:
     assert re.search(rf"^\| `{concern}", PAGES["RUNBOOK.md"], re.MULTILINE)
     assert f"`{concern}`" in PAGES["ALERTS.md"]
     assert set(MAIL_DELAY_SECONDS) <= set(CONCERNS)
+
+
+def test_every_kind_that_is_raised_is_listed() -> None:
+    """The list of kinds is what the pages are compared with, so nothing may be missing in it."""
+    written = set()
+    for path in PACKAGE.rglob("*.py"):
+        written |= set(re.findall(r"\bConcern\(\s*kind=\"([^\"]+)\"", path.read_text()))
+    assert {"swapped", "held", "blind"} <= written
+    assert written <= set(CONCERNS)
+
+
+def test_the_row_about_poison_tells_a_session_from_a_partition() -> None:
+    """`--forward` passes over nothing where only a session is set aside."""
+    (row,) = [line for line in PAGES["RUNBOOK.md"].splitlines() if "| `poison` |" in line]
+    session, _, partition = row.partition("A partition that waits:")
+    assert "snapshot" in session
+    assert "--forward" not in session
+    assert "--forward" in partition
 
 
 @pytest.mark.parametrize(

@@ -132,10 +132,11 @@ class FoldOperator(SparkSubmitOperator):
 
     operator_extra_links = (RunPage(),)
 
-    def __init__(self, *, stream: str, folder: str, **kwargs: Any) -> None:
+    def __init__(self, *, folder: str, stream: str = "", **kwargs: Any) -> None:
+        # Without a stream the form names it: then the subclass says what the application is called.
+        kwargs.setdefault("name", f"seriatim {stream}")
         super().__init__(
             application=str(Path(folder) / APPLICATION),
-            name=f"seriatim {stream}",
             durable=False,
             **kwargs,
         )

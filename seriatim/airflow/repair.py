@@ -1,7 +1,7 @@
 """The tasks of a repair: make and show the plan, have a person approve it, apply exactly that plan.
 
-The plan has a token. `seriatim repair --apply` refuses the token if epochs or halts changed since
-the plan was made.
+The plan has an approval. `seriatim repair --apply` refuses the approval if epochs or halts changed
+since the plan was made.
 
 Next: dags/repair.py makes a DAG of these tasks; cli/repair.py is the command that they run.
 """
@@ -36,7 +36,7 @@ class RepairPlanOperator(CommandOperator):
         super().__init__(arguments=["repair"], **kwargs)
 
     def build_arguments(self, context: Any) -> list[str]:
-        """The plan that the form asks for, as JSON, since that has the token."""
+        """The plan that the form asks for, as JSON, since that has the approval."""
         self.stream = str(context["params"]["stream"])
         return [*repair_arguments(dict(context["params"])), "--json"]
 
@@ -49,9 +49,9 @@ class RepairPlanOperator(CommandOperator):
         return code == 0 or (code == IntegrityError.exit_code and bool(stdout))
 
     def execute(self, context: Any) -> dict[str, str]:
-        """Return the plan's text and its token.
+        """Return the plan's text and its approval.
 
-        The task fails if no repair helps. If nothing is damaged it succeeds without a token, and
+        The task fails if no repair helps. If nothing is damaged it succeeds without an approval, and
         the tasks that follow are skipped.
         """
         plan = msgspec.json.decode(self.run_command(context))
@@ -111,11 +111,11 @@ class RepairApplyOperator(FoldOperator):
     """Applies the plan that was approved."""
 
     def __init__(self, *, plan_task_id: str, **kwargs: Any) -> None:
-        super().__init__(stream="repair", **kwargs)
+        super().__init__(name="seriatim repair", **kwargs)
         self.plan_task_id = plan_task_id
 
     def build_arguments(self, context: Any) -> list[str]:
-        """The same arguments as the plan's, and its token."""
+        """The same arguments as the plan's, and its approval."""
         self.stream = str(context["params"]["stream"])
         approval = context["ti"].xcom_pull(task_ids=self.plan_task_id)["approval"]
         return [*repair_arguments(dict(context["params"])), "--apply", f"--approval={approval}"]

@@ -101,7 +101,9 @@ class Outbox(Protocol):
 
 
 class Notifier(Protocol):
-    """Sends mails. By SMTP: alerts/smtp.py."""
+    """Sends mails. By SMTP: alerts/smtp.py. Nothing is sent for a stream whose `alerts.to` is empty,
+    so a channel without mail addresses needs one there, too.
+    """
 
     def send(self, mail: Mail) -> str:
         """Send a mail; which of several recipients were refused, as a sentence. After a

@@ -505,7 +505,7 @@ def _split_failed_runs(observation: Observation) -> tuple[list[Note], list[Note]
     }
     failed_notes = [note for note in observation.notes if note.kind == "failed"]
     failed_notes.sort(key=_note_seconds)
-    standing: dict[tuple[str, str], Note] = {}
+    unrecovered: dict[tuple[str, str], Note] = {}
     recovered: dict[tuple[str, str], Note] = {}
     for note in failed_notes:
         failed_run = _with_task_error(note, observation.notes)
@@ -513,12 +513,12 @@ def _split_failed_runs(observation: Observation) -> tuple[list[Note], list[Note]
             continue
         key = _incident_key(failed_run)
         is_recovered = note.at_seconds < good_seconds[key]
-        runs = recovered if is_recovered else standing
+        runs = recovered if is_recovered else unrecovered
         run_key = key, _failure_key(failed_run)
         # Remove the older run first, so that the newer one takes its position at the end.
         runs.pop(run_key, None)
         runs[run_key] = failed_run
-    return list(standing.values()), list(recovered.values())
+    return list(unrecovered.values()), list(recovered.values())
 
 
 def _note_seconds(note: Note) -> float:
@@ -557,17 +557,17 @@ def _choose_failed_runs(
     has_due: bool,
 ) -> None:
     """Put the failed runs that are news into the alert."""
-    standing, recovered = _split_failed_runs(observation)
+    unrecovered, recovered = _split_failed_runs(observation)
     for run in recovered:
         # A run that recovered is compared with the incidents of before, which it may have closed.
         if not _is_already_reported(run, alert_state.open_incidents, alert_state, observation):
             alert.recovered_runs.append(run)
-    for run in standing:
+    for run in unrecovered:
         if not _is_already_reported(run, open_incidents, alert_state, observation):
             alert.failed_runs.append(run)
-    if standing and not alert.failed_runs and (has_due or alert.findings):
+    if unrecovered and not alert.failed_runs and (has_due or alert.findings):
         # Other news is mailed together with the run that met it.
-        alert.failed_runs = standing[-1:]
+        alert.failed_runs = unrecovered[-1:]
 
 
 def _is_already_reported(

@@ -35,8 +35,8 @@ NOTES_FOLDER = "notes/"
 REFUSED_FOLDER = "refused/"
 CLAIMS_FOLDER = "claims/"
 CLAIM_SECONDS = 600.0
-"""A claim that is older was of a process that was killed. It is longer than all attempts to send one
-mail take.
+"""A claim that is older than this was left by a process that was killed: all attempts to send one
+mail take less time.
 """
 READ_TRIES_MAX = 20
 VERSION_NAME = re.compile(r"(\d{10})\.json")
@@ -103,7 +103,9 @@ class StoreOutbox:
         key = f"damaged-{version:010d}.json"
         with suppress(AlreadyThereError):
             self._create(key, content)
-        advice = f"mails that waited: {self._path(key)}"
+        advice = (
+            f"look at {self._path(key)}: mails that waited are in it, and may not have been sent"
+        )
         headline = f"the outbox was damaged ({reason}): open incidents are mailed again"
         text = render_screen(headline, {"next": advice})
         return Note(kind="failed", at_seconds=self.clock.now_seconds(), text=text, next=advice)

@@ -39,7 +39,7 @@ class MailServer(Struct, frozen=True, kw_only=True):
     sender: str = ""
 
     def __repr__(self) -> str:
-        return f"Server({self.host}:{self.port}, tls={self.tls})"
+        return f"MailServer({self.host}:{self.port}, tls={self.tls})"
 
 
 def mail_server(

@@ -149,19 +149,29 @@ class CheckedEntries(CommandResult):
         result = self.result
         if self.error() is not None:
             return ""
-        checked = f"checked up to entry {result.ledger.checked}"
+        checked = result.ledger.checked
         if result.sequence < 0:
-            return f"{self.stream}: nothing new to judge, {checked}"
+            return f"{self.stream}: nothing new to judge, checked up to entry {checked}"
         records = count_of(result.records, "record")
         partitions = count_of(len(result.verdict), "partition")
         promises = count_of(len(result.evidence), "promise")
         expectations = count_of(result.expectations, "expectation")
-        return (
-            f"{self.stream}: good: {self._judged_entries()}: {records} in {partitions},"
-            f" {promises}, {expectations}; {checked}"
+        are = "is" if self._is_one_entry() else "are"
+        text = (
+            f"{self.stream}: {self._judged_entries()} {are} good: {records} in {partitions},"
+            f" {promises}, {expectations}; the verdict is entry {result.sequence}"
         )
+        if checked < result.sequence:
+            # An earlier verdict is not settled yet, or entries were made meanwhile.
+            text += f", checked up to entry {checked}"
+        return text
+
+    def _is_one_entry(self) -> bool:
+        return self.result.judged_after + 1 == self.result.judged_until
 
     def _judged_entries(self) -> str:
+        if self._is_one_entry():
+            return f"entry {self.result.judged_until}"
         return f"entries {self.result.judged_after + 1} to {self.result.judged_until}"
 
     def error(self) -> SeriatimError | None:

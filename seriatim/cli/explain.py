@@ -130,7 +130,8 @@ class SessionsWithRow(CommandResult):
         print_notice(
             f"{self.stream}: {count_of(len(self.sessions), 'session')} have this row; choose one with --session"
         )
-        return render_table(self.sessions[:SESSIONS_SHOWN_MAX])
+        rows = [_session_row_for_people(row) for row in self.sessions[:SESSIONS_SHOWN_MAX]]
+        return render_table(rows)
 
 
 def _is_deleted(command: LookbackCommand, record: Record) -> bool:
@@ -177,7 +178,20 @@ class ExplainedRow(CommandResult):
         value = "it is not there"
         if explanation.value is not None:
             value = render_value(explanation.value)
-        return "\n".join([*lines, f"now: {value}"])
+        return "\n".join([*lines, f"row now: {value}"])
+
+
+def _session_row_for_people(row: JsonObject) -> JsonObject:
+    """A session that has the row, with headings that say what the numbers are."""
+    return {
+        "session": row["session"],
+        "topic": row["topic"],
+        "partition": row["partition"],
+        "records": row["records"],
+        "first offset": row["first"],
+        "last offset": row["last"],
+        "row now": "deleted" if row["now"] == "gone" else "exists",
+    }
 
 
 def _touch_values(touch: RowTouch) -> JsonObject:
@@ -201,11 +215,11 @@ def _machine_values(record: Record) -> Record:
 
 
 def _touch_lines(touch: RowTouch) -> list[str]:
-    headline = f"  {touch.offset}"
+    headline = f"  offset {touch.offset}"
     if touch.timestamp is not None:
         headline += f"  {render_time(touch.timestamp)}"
     if touch.sequence is not None:
-        headline += f"  seq {touch.sequence}"
+        headline += f"  sequence {touch.sequence}"
     headline += f"  {touch.outcome}"
     if not touch.records:
         headline += ", no record"

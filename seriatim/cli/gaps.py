@@ -29,19 +29,20 @@ from seriatim.ledger.commit import require_head
 from seriatim.operations.followers import catch_up_after_run, catch_up_derived, read_gaps
 from seriatim.operations.release import SessionRelease, release_session
 
-COLUMNS = [
-    "topic",
-    "partition",
-    "session",
-    "from",
-    "until",
-    "finding",
-    "cause",
-    "opened",
-    "closed",
-    "closed_how",
-    "mended",
-]
+HEADINGS = {
+    "topic": "topic",
+    "partition": "partition",
+    "session": "session",
+    "from": "from offset",
+    "until": "until offset",
+    "finding": "finding",
+    "cause": "cause",
+    "opened": "opened by entry",
+    "closed": "closed by entry",
+    "closed_how": "closed how",
+    "mended": "repaired by entry",
+}
+"""The columns of a gap, with their headings for people."""
 Topic = Annotated[
     str | None,
     typer.Option(
@@ -97,10 +98,11 @@ class GapList(CommandResult):
             open_count += gap["closed"] is None
             # A gap without a session concerns all sessions of its partition.
             session = "(all)" if gap["session"] is None else gap["session"]
-            rows.append({**gap, "session": session})
+            shown = {**gap, "session": session}
+            rows.append({heading: shown[column] for column, heading in HEADINGS.items()})
         counts = f"{count_of(len(rows), 'gap')}, {open_count} open"
         summary = f"{self.stream}: {counts}, as of entry {self.sequence}"
-        return f"{render_table(rows, COLUMNS)}\n{summary}" if rows else summary
+        return f"{render_table(rows)}\n{summary}" if rows else summary
 
 
 def rebuild(stream: StreamName, _json: Json = False) -> CommandResult:

@@ -667,8 +667,8 @@ class AppliedRepair(CommandResult):
             return IntegrityError(
                 f"{self.plan.stream}: findings that are still there after folding again:"
                 f" {len(remaining_errors)}",
-                next="the cause is in the messages themselves: fix the producer,"
-                " or wait for the sessions' next snapshots",
+                next="the same messages give them again: ask the producer for a snapshot of each"
+                " session, or wait for the next one",
             )
         return _error_of_notes(self.plan)
 
@@ -686,9 +686,9 @@ def _error_of_notes(plan: RepairPlan) -> IntegrityError | None:
     """The error of a plan that cannot repair everything that is damaged."""
     if not plan.notes:
         return None
-    advice = "each of the notes above says what to do about it"
+    count = len(plan.notes)
+    verb = "is" if count == 1 else "are"
+    advice = "see 'not repaired by this' above"
     if Options.json:
         advice = "see `notes`"
-    return IntegrityError(
-        f"{plan.stream}: damage that this does not repair: {len(plan.notes)}", next=advice
-    )
+    return IntegrityError(f"{plan.stream}: {count_of(count, 'damage')} {verb} left", next=advice)

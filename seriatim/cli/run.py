@@ -61,6 +61,7 @@ from seriatim.operations.retention import (
 )
 from seriatim.operations.run import FoldRun, RunOutcome
 from seriatim.operations.run_request import TRACED_SESSIONS_MAX
+from seriatim.operations.status import quarantined_count
 from seriatim.storage import traces
 from seriatim.stream import Stream
 from seriatim.stream_files import StreamFile
@@ -429,7 +430,9 @@ def plan(
     short_topics = short_retention(file.stream, log, ledger, clock.WallClock())
     if not Options.json:  # the JSON of the plan has them
         print_findings(name, slice_plan.findings)
-    return PlannedRun(file.stream, ledger.sequence, slice_plan, short_topics)
+    return PlannedRun(
+        file.stream, ledger.sequence, slice_plan, short_topics, quarantined_count(ledger)
+    )
 
 
 class PlannedRun(CommandResult):
@@ -439,6 +442,8 @@ class PlannedRun(CommandResult):
     sequence: int
     slice_plan: SlicePlan
     short_topics: Sequence[ShortRetention]
+    quarantined_count: int = 0
+    """Sessions in quarantine. No run goes on with them, except at their next snapshot."""
 
     def to_json(self) -> JsonObject:
         """The plan, with one object for each range."""
@@ -467,17 +472,27 @@ class PlannedRun(CommandResult):
             for partition, offset_range in sorted(self.slice_plan.ranges.items())
         ]
 
+    def _describe_backlog(self) -> str:
+        backlog = self.slice_plan.backlog
+        if backlog:
+            slice_count = math.ceil(backlog / self.stream.slice.messages_max)
+            return f"{count_of(backlog, 'message')} in about {count_of(slice_count, 'slice')}"
+        if self.slice_plan.new_accounts:
+            return "new partitions, without a message so far"
+        return "nothing new"
+
     def render(self) -> str:
         """A table of the ranges, and what waits, is gone, or is not kept for long."""
         name = self.stream.name
         slice_plan = self.slice_plan
-        slice_count = math.ceil(slice_plan.backlog / self.stream.slice.messages_max)
-        messages = count_of(slice_plan.backlog, "message")
-        slices = count_of(slice_count, "slice")
-        lines = [
-            render_table(self._rows(), ["topic", "partition", "from", "until", "messages", "new"]),
-            f"{name}: {messages} in about {slices}",
-        ]
+        lines = []
+        if slice_plan.backlog or slice_plan.new_accounts:
+            columns = ["topic", "partition", "from", "until", "messages", "new"]
+            lines.append(render_table(self._rows(), columns))
+        lines.append(f"{name}: {self._describe_backlog()}")
+        if self.quarantined_count:
+            sessions = count_of(self.quarantined_count, "session")
+            lines.append(f"{name}: {sessions} in quarantine; `seriatim status {name}` says why")
         for partition in slice_plan.waiting_partitions:
             lines.append(
                 f"{partition}: waits since an earlier run; `seriatim status {name}` says why"

@@ -155,7 +155,7 @@ def version(
 def _print_status(stream_status: StreamStatus, tables: JsonObject, *, list_all: bool) -> None:
     """Print a status for people. `tables` has the entries that the other tables are as of."""
     typer.secho(
-        f"{stream_status.stream}: {stream_status.verdict}, tier {stream_status.tier},"
+        f"{stream_status.stream}: {stream_status.verdict_text}, tier {stream_status.tier},"
         f" entry {stream_status.sequence}, checked up to entry {stream_status.checked}",
         bold=True,
     )
@@ -227,8 +227,8 @@ def _print_loss_bound(distance: LossBound) -> None:
         return
     agreed = f", agreed {distance.agreed_minutes} minutes" if distance.agreed_minutes else ""
     typer.echo(
-        f"Loss bound: {count_of(distance.messages, 'message')}"
-        f" or {distance.seconds / 60:.1f} minutes to a snapshot{agreed}"
+        f"Longest way between two snapshots of a session: {count_of(distance.messages, 'message')},"
+        f" {distance.seconds / 60:.1f} minutes{agreed} (so much can one lost message damage)"
     )
 
 

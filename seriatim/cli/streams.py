@@ -16,7 +16,7 @@ from seriatim.cli.options import Json
 from seriatim.cli.output import render_table
 from seriatim.engine.findings import count_of
 from seriatim.errors import ConfigError, SeriatimError
-from seriatim.operations.status import StreamStatus
+from seriatim.operations.status import StreamStatus, render_verdict
 from seriatim.stream_files import StreamFile
 from seriatim.web.read import PageReader
 
@@ -49,7 +49,7 @@ class StreamList(CommandResult):
 
     def render(self) -> str:
         """A table."""
-        rows = [asdict(stream) for stream in self.streams]
+        rows = [asdict(stream) | {"state": render_verdict(stream.state)} for stream in self.streams]
         return f"{count_of(len(rows), 'stream file')} in {self.folder}\n" + render_table(
             rows, COLUMNS
         )

@@ -333,7 +333,7 @@ def _render_row(stream_status: StreamStatus, now_seconds: float) -> list[Text]:
     return [
         Text(_single_line(stream_status.stream), style="bold"),
         Text(stream_status.tier),
-        Text(stream_status.verdict, style=STYLES[stream_status.tone]),
+        Text(stream_status.verdict_text, style=STYLES[stream_status.tone]),
         _render_partitions(stream_status),
         Text(lag),
         _render_time_left(stream_status),

@@ -347,7 +347,7 @@ def _print_stream_status(stream_status: StreamStatus, *, json: bool) -> None:
         return
     time = format_iso_moment(stream_status.at_seconds or 0.0)
     facts = [
-        f"{time} {stream_status.stream}: {stream_status.verdict}",
+        f"{time} {stream_status.stream}: {stream_status.verdict_text}",
         count_of(len(stream_status.partitions), "partition"),
         f"lag {stream_status.unread}",
         _describe_time_left(stream_status),

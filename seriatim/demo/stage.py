@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -184,26 +184,26 @@ def run_demo(folder: Path, settings: Settings, ports: DemoPorts, *, is_in_bucket
         mails = None
         demo_state = DemoState()
         try:
-            # 1.
+            # 1. End what an earlier demo left.
             end_leftovers(folder, print_line)
             refuse_taken_ports(ports)
             write_record(folder, record)
-            # 2.
+            # 2. Start everything, Airflow last.
             environ = start_servers(folder, settings, record, is_in_bucket=is_in_bucket)
             mails = MailCatcher(ports.mail, ports.page, folder / "mails")
             mails.start()
             start_producer(folder, environ, demo_state)
             print_line("Airflow, which takes a minute …")
             airflow = start_airflow(folder, environ)
-            # 3.
+            # 3. Say where to look, and wait.
             wait_until_ready(airflow, folder, ports)
             print_addresses(folder, ports, output_root(folder, is_in_bucket=is_in_bucket))
-            return wait_for_airflow(airflow, folder)
+            wait_for_airflow(airflow, folder)
         except KeyboardInterrupt:
             print_line("ending everything …")
             return 0
         finally:
-            # 4.
+            # 4. Stop everything.
             ignore_signals()
             demo_state.is_running = False
             end_marked_processes(record.mark)
@@ -401,7 +401,7 @@ def _read_json(url: str, token: str = "") -> dict[str, Any]:
     return content
 
 
-def wait_for_airflow(airflow: subprocess.Popen[bytes], folder: Path) -> int:
+def wait_for_airflow(airflow: subprocess.Popen[bytes], folder: Path) -> NoReturn:
     """Wait until Ctrl-C. If Airflow ends by itself, that is an error, and the demo ends as well."""
     airflow.wait()
     raise _airflow_ended_error(airflow, folder)

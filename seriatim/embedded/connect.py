@@ -1,7 +1,7 @@
 """Embedded Kafka Connect with Debezium's connector for PostgreSQL: it sends the changes of tables to
 Kafka. One process on 127.0.0.1, for the demo and for tests.
 
-How far it is in the source's log is kept in a file of its folder, so that a later start goes on there.
+A file in its folder has the position in the source's log, so that a later start goes on from there.
 
 Next: embedded/postgres.py is its source; embedded/server_process.py starts the process.
 """
@@ -40,7 +40,7 @@ def debezium_settings(
     source: PostgresInfo, topic_prefix: str, tables: str, *, partitions: int = 1
 ) -> dict[str, str]:
     """The settings of a connector that captures these tables of PostgreSQL, separated by commas, into
-    topics like `PREFIX.public.TABLE`. They tell all that a table can be made of: also TRUNCATE.
+    topics like `PREFIX.public.TABLE`. No kind of change is left out, so TRUNCATE is captured, too.
     """
     # PostgreSQL takes small letters, digits and _, at most 63.
     slot = "seriatim_" + re.sub(r"[^a-z0-9]", "_", topic_prefix.lower())[:50]

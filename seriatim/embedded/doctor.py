@@ -126,7 +126,7 @@ def _check_java(_: Settings) -> str:
 def _check_packages(_: Settings) -> str:
     _require_packages(PACKAGES)
     check_packages(installed_version)
-    return f"all {len(PACKAGES)}"
+    return f"{len(PACKAGES)} installed, in versions that fit together"
 
 
 def _check_airflow(_: Settings) -> str:
@@ -161,7 +161,9 @@ def _jars_check(group: str) -> Callable[[Settings], str]:
             if condition != "good":
                 problems.append(f"{jar.file_name} is {condition}")
         if problems:
-            more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
+            more = ""
+            if len(problems) > 1:
+                more = f"; {len(problems) - 1} more are missing or damaged"
             raise PlatformError(f"{problems[0]}{more}", next=f"seriatim jars fetch --group {group}")
         return f"{len(conditions)} proved by SHA-256"
 

@@ -26,6 +26,23 @@ OnPoison = Literal["quarantine", "halt", "skip"]
 """What a stream does about a message that cannot be decoded."""
 FindingScope = Literal["stream", "partition", "session"]
 FindingAction = Literal["count", "drop", "halt", "wait", "heal"]
+ConcernKind = Literal[
+    "time left",
+    "halted",
+    "held",
+    "quarantine",
+    "swapped",
+    "buffer",
+    "late",
+    "circuit",
+    "blind",
+    "run",
+    "repair",
+    "trouble",
+]
+"""The kinds of concerns. `swapped`: the message that a session waited for has arrived. `blind`: how
+long Kafka keeps messages is not known. `trouble`: the stream could not be looked at.
+"""
 
 FINDINGS_IN_FULL_MAX = 3
 """More findings than this are put into groups, so that they fit on one screen."""
@@ -140,6 +157,8 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if self.scope == "session" and kind not in WARNING_KINDS:
             if self.level == "warning":
                 return "passed"
+            if kind == "poison":
+                return "poisoned session"
             return kind if kind in LASTING_FINDINGS else "session"
         if kind == "check" and self.level == "warning":
             return "doubtful"
@@ -150,11 +169,14 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether `repair --forward` goes on without it."""
         return self.advice_key in FORWARD
 
-    def advice(self, stream: str) -> str:
-        """What to do about it."""
+    def advice(self, stream: str, *, all_partitions: bool = False) -> str:
+        """What to do about it. With `all_partitions` it stands for sessions of several partitions, and
+        a command that folds them again names none.
+        """
         return FINDING_ADVICE[self.advice_key].format(
             stream=stream,
             place=self.partition_name,
+            partition_option="" if all_partitions else f" --partition {self.partition_name}",
             topic=self.topic,
             session=shell_quote(self.session or ""),
             expected=self.expected,
@@ -205,8 +227,8 @@ class Concern(Struct, frozen=True, kw_only=True, rename={"kind": "concern", "loc
     """One problem that needs a person."""
 
     kind: str
-    """One of: time left, halted, held, quarantine, buffer, late, circuit, blind (the retention
-    clock has no data), run, repair, trouble.
+    """One of `ConcernKind`. Its type is wider: a status file or an outbox of a newer version may have
+    a kind that this version does not know, and must stay readable.
     """
     location: str = ""
     text: str
@@ -281,17 +303,20 @@ FINDING_ADVICE = {
     "passed": "look at the producer if it happens often; nothing waits for you. `seriatim gaps {stream}` says which\n"
     "output is not to be trusted, until the session's next snapshot",
     "skipped": "look at the producer: the message was passed over, as on_poison in the stream file says",
-    "session": "fix the producer or the machine, then: seriatim repair {stream} --partition {place}\n"
+    "poisoned session": "ask the producer for a snapshot of the session, or wait for its next one: that makes\n"
+    "it right. Folding again helps only if the decoder, the schema registry or the stream file was\n"
+    "changed since; then: seriatim repair {stream}{partition_option}",
+    "session": "fix the producer or the machine, then: seriatim repair {stream}{partition_option}\n"
     "The session's messages are kept (table quarantine); its next snapshot makes it right, too",
     "sequence gap": "ask the producer for a snapshot of the session: that makes it right. `seriatim status {stream}`\n"
     "says whether the missing message came later, and what helps then.\n"
     "If it never came, and the session is right without it:\n"
     'seriatim quarantine release {stream} {session} --topic {place} --because "…"',
     "repeat": "ask the producer for a snapshot of the session: that makes it right. Folding again finds the repeat\n"
-    'again, unless tier = "once" in the stream file drops it; then: seriatim repair {stream} --partition {place}',
+    'again, unless tier = "once" in the stream file drops it; then: seriatim repair {stream}{partition_option}',
     "disorder": "ask the producer for a snapshot of the session: that makes it right. Folding again finds the\n"
     'disorder again, unless tier = "window" in the stream file puts messages into order; then:\n'
-    "seriatim repair {stream} --partition {place}",
+    "seriatim repair {stream}{partition_option}",
     "snapshot distance": "ask the producer for snapshots at the agreed distance: one lost message spoils the session\n"
     "until its next one. Nothing is wrong yet; alerts.snapshot_distance_max_minutes has the agreed distance",
     "time left": "`seriatim run {stream}` folds what waits; `seriatim status {stream}` says if it waits for a person.\n"
@@ -341,7 +366,7 @@ class FindingGroup(Struct, frozen=True):
             "where": list_some(partitions, EXAMPLES_MAX),
             "first": list_some(examples, EXAMPLES_MAX, len(self.findings)),
             "cause": example.cause,
-            "next": example.advice(stream),
+            "next": example.advice(stream, all_partitions=len(partitions) > 1),
         }
         return render_screen(headline, {label: shorten(fact) for label, fact in facts.items()})
 

@@ -18,7 +18,7 @@ from seriatim.kafka.client import ClientSettings, create_client
 
 BROKER_TIMEOUT_SECONDS = 20
 POLL_EVERY_MESSAGES = 1000
-SEND_AGAIN = "check the broker, then send again what was not acknowledged"
+SEND_AGAIN = "check the broker, then type the command again: it sends everything again, also what was acknowledged"
 
 
 class MessageSender:

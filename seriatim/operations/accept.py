@@ -97,11 +97,11 @@ def accept_topic(
        again at step 1.
     """
     for tries_left in reversed(range(TRIES_MAX)):
-        # 1.
+        # 1. Read the ledger.
         head = require_head(open_stream.ledger, open_stream.stream.name)
         runner = open_stream.runner
         refuse_incompatible_machine(head.ledger, runner)
-        # 2.
+        # 2. Plan the changes.
         changes, is_new_life = _plan_changes(open_stream, head.ledger, name)
         decision = TopicDecision(
             topic=changes[0].partition.topic, is_new_life=is_new_life, reason=reason
@@ -110,7 +110,7 @@ def accept_topic(
             for change in changes:
                 _end_sessions(open_stream, head.ledger, change, decision)
             return decision
-        # 3.
+        # 3. Write and commit.
         try:
             return _write_and_commit(open_stream, head, changes, decision)
         except FencedError:

@@ -24,6 +24,7 @@ from seriatim.engine.offsets import Bounds, OffsetRange, Partition
 from seriatim.engine.session import Session, SessionsByName
 from seriatim.ports import OpenStream
 
+NEVER_CAME = "a message never came"
 MESSAGES_MAX = 1_000_000
 SECONDS_MAX = 60.0
 """How much is read for one stream, at most. What comes behind it is left to the next search."""
@@ -59,6 +60,11 @@ class MissingMessage(
         """Whether the missing message came later."""
         return self.arrived_offset is not None
 
+    @property
+    def never_came(self) -> bool:
+        """Whether Kafka has neither the missing message nor a snapshot of the session."""
+        return not self.is_swapped and self.snapshot_offset is None and self.is_end_reached
+
     def describe(self) -> str:
         """For people: where the missing message is, or how far it was looked for."""
         if self.is_swapped:
@@ -68,10 +74,10 @@ class MissingMessage(
             )
         if self.snapshot_offset is not None:
             return f"a snapshot of the session waits at offset {self.snapshot_offset}"
-        if self.is_end_reached:
+        if self.never_came:
             return (
                 f"sequence {self.sequence} is not in Kafka, up to the end of the log at offset"
-                f" {self.searched_until}: it never came"
+                f" {self.searched_until}"
             )
         return (
             f"sequence {self.sequence} was not found yet, and not looked for further than offset"
@@ -96,7 +102,7 @@ def missing_message_advice(
     if snapshot_requests:
         ask = f"wait for its snapshot: runs ask the producer for it, on topic {snapshot_requests}."
     return (
-        f"{ask} Folding again cannot help.\n"
+        f"{ask}\n"
         "If the session is right without the message:\n"
         f"{release_command(stream, partition, session)}"
     )

@@ -70,7 +70,7 @@ def partition_clocks(
     2. Ask Kafka what it retains of them.
     3. Estimate how long a run takes, and compare that with the time left.
     """
-    # 1.
+    # 1. Choose the partitions.
     accounts = {partition: ledger.account(partition) for partition in bounds}
     ended_topics = retired_topics(ledger)
     live_bounds = {}
@@ -80,7 +80,7 @@ def partition_clocks(
         if not _is_retired(partition, account, ended_topics):
             live_bounds[partition] = partition_bounds
             oldest_unread[partition] = _oldest_unread_offset(account, partition_bounds)
-    # 2.
+    # 2. Ask Kafka.
     now_ms = round(now_seconds * 1000)
     retained_logs = {}
     for partition, retained in log.read_retention(live_bounds, oldest_unread).items():

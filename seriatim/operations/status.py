@@ -42,6 +42,7 @@ from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Ledger, circuit_advice, describe_failed_range
 from seriatim.operations.locate_session import locate_session
 from seriatim.operations.missing_messages import (
+    NEVER_CAME,
     MissingMessage,
     MissingMessageSearch,
     missing_message_advice,
@@ -143,7 +144,7 @@ class QuarantinedSession(Struct, frozen=True, kw_only=True):
             return SWAPPED
         if self.missing.snapshot_offset is not None:
             return "its snapshot waits"
-        return "a message never came" if self.missing.is_end_reached else "a message is missing"
+        return NEVER_CAME if self.missing.never_came else "a message is missing"
 
 
 class HoldStatus(Struct, frozen=True, kw_only=True):
@@ -286,6 +287,11 @@ class StreamStatus(
         if False in answers:
             return False
         return None if None in answers else True
+
+    @property
+    def verdict_text(self) -> str:
+        """The verdict as people read it."""
+        return render_verdict(self.verdict)
 
     @property
     def tone(self) -> Tone:
@@ -628,6 +634,11 @@ def stream_verdict(ledger: Ledger) -> str:
     return "good"
 
 
+def render_verdict(verdict: str) -> str:
+    """A verdict on a stream as people read it. In JSON it is one word."""
+    return "needs a person" if verdict == "hurt" else verdict
+
+
 def stream_status_now(
     stream: str, tier: str, saved: StreamStatus | None, ledger: Ledger | None, now_seconds: float
 ) -> StreamStatus:
@@ -641,7 +652,7 @@ def stream_status_now(
         status = replace(
             status,
             partitions=_partitions_with_ledger(status.partitions, ledger),
-            quarantined_count=_quarantined_count(ledger),
+            quarantined_count=quarantined_count(ledger),
         )
         concerns = [concern for concern in concerns if concern.kind in KAFKA_CONCERNS]
         concerns += hold_concerns(status)
@@ -696,7 +707,8 @@ def _with_time_elapsed(partition: PartitionStatus, elapsed_seconds: float) -> Pa
     return replace(partition, time_left_seconds=max(0, time_left_seconds))
 
 
-def _quarantined_count(ledger: Ledger) -> int:
+def quarantined_count(ledger: Ledger) -> int:
+    """How many sessions are in quarantine."""
     return sum(account.quarantined for account in ledger.partitions.values() if not account.retired)
 
 
@@ -783,7 +795,9 @@ class QuarantineGroup(Struct, frozen=True, kw_only=True):
         return self.finding not in LASTING_FINDINGS
 
     def advice(self, status: StreamStatus) -> str:
-        """What to type. It names the first session; for the others the same helps."""
+        """What to type. A command that folds again is about all of them. One that decides about a
+        single session names the first.
+        """
         example = self.sessions[0]
         if example.missing is not None and len(self.sessions) > 1 and example.missing.is_swapped:
             partitions = self.partition_names
@@ -808,7 +822,7 @@ class QuarantineGroup(Struct, frozen=True, kw_only=True):
             partition=example.partition,
             session=example.session,
         )
-        return finding.advice(status.stream)
+        return finding.advice(status.stream, all_partitions=len(self.partition_names) > 1)
 
 
 def group_quarantined(sessions: Iterable[QuarantinedSession]) -> list[QuarantineGroup]:

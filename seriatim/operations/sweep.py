@@ -94,18 +94,18 @@ class _OrphanSweep:
             settled |= intent.inputs
         swept: list[str] = []
         replaced: set[str] = set()
-        # 2.
+        # 2. Files of slices behind the frontier.
         for start, attempts in _files_before_frontier(paths, account):
             if _is_suspect(attempts, settled):
                 unclear = _all_paths(attempts) - settled
                 named = self._paths_named_at(partition, start)
                 swept += self._delete_unnamed(unclear, named, replaced)
-        # 3.
+        # 3. Files of compactions.
         unclear, since = self._unconfirmed_compaction_files(paths, account, intents, settled)
         if unclear:
             named = self._paths_named_by_compactions(unclear, since)
             swept += self._delete_unnamed(unclear, named, replaced)
-        # 4.
+        # 4. Note what was found, for the next sweep.
         self._note_replaced(partition, replaced)
         self._drop_settled_intents(set(paths) - set(swept), account, intents)
         return swept

@@ -234,7 +234,7 @@ def _stream_cards(status: StreamStatus, ledger: Ledger | None, now_seconds: floa
         seconds = nearest.time_left_seconds
         time_left = Card("time left", render_time_left(seconds), time_tone(nearest))
     return [
-        Card("verdict", status.verdict, status.tone),
+        Card("verdict", status.verdict_text, status.tone),
         Card("circuit", status.circuit, "bad" if status.circuit == "open" else "good"),
         Card("tier", status.tier),
         Card("waiting messages", render_number(status.lag)),

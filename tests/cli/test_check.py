@@ -79,8 +79,8 @@ def test_check_then_publish(made: DiskStream, capsys: pytest.CaptureFixture[str]
     assert current_rows(made) == 0
     assert typed("check", "s") == 0
     told = capsys.readouterr().out
-    assert "s: good: entries 1 to 8: " in told
-    assert "checked up to entry 9" in told
+    assert "s: entries 1 to 8 are good: " in told
+    assert told.endswith("; the verdict is entry 9\n")
     assert typed("check", "s", "--json") == 0
     values = json.loads(capsys.readouterr().out)
     assert (values["sequence"], values["checked"], values["circuit"]) == (None, 9, "closed")

@@ -176,6 +176,7 @@ def test_a_desk_that_cannot_be_read_is_put_aside_and_told(
         (aside,) = [key for key, _ in store.keys("") if "/damaged-" in key]
         assert seen.damage is not None
         assert (seen.damage.kind, aside in seen.damage.text) == ("failed", True)
+        assert "next       look at " in seen.damage.text
         assert store.read(aside) == b"{"
     outbox().put_alert_state(AlertState(reported_sequence=1), seen.version)
     told = outbox().stored_state()

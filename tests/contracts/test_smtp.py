@@ -179,6 +179,7 @@ def test_a_password_comes_from_a_file_and_goes_nowhere_else(tmp_path: Path, *, r
     assert SECRET.encode() in asked
     assert len(caught.mails) == right
     assert SECRET not in repr(made)
+    assert repr(made).startswith("MailServer(")
 
 
 @pytest.mark.parametrize("address", ["", ":25", "host:", "host:0", "host:99999", "host:smtp"])

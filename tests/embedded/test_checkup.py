@@ -48,7 +48,9 @@ def test_a_damaged_jar_is_seen(settings: Settings) -> None:
     folder.mkdir(parents=True)
     for jar in jars.locked_jars("spark"):
         (folder / jar.file_name).write_bytes(b"no JAR")
-    assert "is damaged and 3 more" in _look("JARs of Spark", settings).description
+    assert (
+        "is damaged; 3 more are missing or damaged" in _look("JARs of Spark", settings).description
+    )
 
 
 def test_no_broker_is_optional_a_configured_one_is_not(settings: Settings) -> None:
@@ -93,7 +95,10 @@ def test_an_environment_that_only_schedules_needs_no_jars(
 
 
 def test_a_missing_package_is_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What every environment needs is required everywhere."""
+    """What every environment needs is required everywhere. All of them are counted."""
+    count = len(doctor.PACKAGES)
+    expected = f"{count} installed, in versions that fit together"
+    assert _look("packages", settings).description == expected
     monkeypatch.setattr(
         doctor, "installed_version", lambda name: None if name == "deltalake" else "1.0"
     )

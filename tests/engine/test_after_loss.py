@@ -17,7 +17,7 @@ from seriatim.engine.fold import Fold, Limits
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.rules import WindowSize, tier_doubts_after_loss
 from seriatim.engine.session import Counts, Session
-from tests.engine.test_fold import Message, P, machine, told
+from tests.engine.test_fold import Message, P, encode_message, machine
 
 BORDER = 100
 """Messages before this offset were lost; what was folded before has offsets from 0 on."""
@@ -116,12 +116,12 @@ class Forwarded:
 
 def snapshot(seq: int | None, *rows: str, session: str = "s") -> Message:
     """A snapshot of rows."""
-    return told("snapshot", session, "", seq or 0, seq, list(rows) or ["a"])
+    return encode_message("snapshot", session, "", seq or 0, seq, list(rows) or ["a"])
 
 
 def update(seq: int | None, v: int, session: str = "s") -> Message:
     """An update of row a."""
-    return told("update", session, "a", v, seq, [])
+    return encode_message("update", session, "a", v, seq, [])
 
 
 def before(tier: Tier = "strict", *, sequenced: bool = True) -> Forwarded:
@@ -147,7 +147,13 @@ def test_any_other_sequence_makes_it_headless_until_its_snapshot() -> None:
     no jump.
     """
     done = before().fold(
-        BORDER, [update(5, 7), update(6, 8), snapshot(9, "b"), told("delete", "s", "b", 0, 10, [])]
+        BORDER,
+        [
+            update(5, 7),
+            update(6, 8),
+            snapshot(9, "b"),
+            encode_message("delete", "s", "b", 0, 10, []),
+        ],
     )
     assert (done.rows(), done.counts["headless"], done.findings) == ({}, 2, [])
     assert done.opened() == [("s", BORDER, ""), ("s", BORDER + 2, "snapshot")]
@@ -258,7 +264,9 @@ def lives(draw: Any) -> tuple[bool, list[Message], list[Message]]:
             numbers[name] += draw(steps)
             rows = draw(st.lists(st.sampled_from("abc"), max_size=3, unique=True))
             kind, key, v = draw(kinds), draw(st.sampled_from("abc")), draw(st.integers(0, 9))
-            made.append(told(kind, name, key, v, numbers[name] if sequenced else None, rows))
+            made.append(
+                encode_message(kind, name, key, v, numbers[name] if sequenced else None, rows)
+            )
         return made
 
     first = some(3)

@@ -12,7 +12,7 @@ import pytest
 from seriatim.engine.findings import GapMark, Tier
 from seriatim.engine.fold import Fold
 from seriatim.engine.messages import MessageBatch
-from tests.engine.test_fold import Folder, P, machine, told
+from tests.engine.test_fold import Folder, P, encode_message, machine
 
 Sent = tuple[str, int, bool]
 """Session, sequence, whether it is a snapshot."""
@@ -31,7 +31,7 @@ class Marking(Folder):
         for begin in range(0, len(came), cut):
             fold = Fold(P, self.runner, self.tier, self.on_poison, self._load)
             for offset, (session, seq, snapshot) in came[begin : begin + cut]:
-                key, value = told(
+                key, value = encode_message(
                     "snapshot" if snapshot else "update", session, "a", seq, seq, ["a"]
                 )
                 out = fold.fold_batch(MessageBatch(offset, [offset], [key], [value]))

@@ -10,7 +10,7 @@ import pytest
 from seriatim.engine.fold import Fold, Limits
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.session import Session
-from tests.engine.test_fold import P, machine, told
+from tests.engine.test_fold import P, encode_message, machine
 
 HOUR = 3_600_000
 Sent = tuple[str, str, str, int]
@@ -45,7 +45,9 @@ class Timed:
             limits=self.limits,
             message_time_ms=self.time,
         )
-        both = [told(kind, name, row, 7, None, row.split()) for kind, name, row, _ in part]
+        both = [
+            encode_message(kind, name, row, 7, None, row.split()) for kind, name, row, _ in part
+        ]
         times = [hour * HOUR for *_, hour in part]
         out = fold.fold_batch(
             MessageBatch(self.at, times, [key for key, _ in both], [value for _, value in both])

@@ -15,6 +15,7 @@ from seriatim.engine.findings import (
     TIERS,
     WARNING_KINDS,
     Finding,
+    group_findings,
     new_findings_error,
     shell_quote,
     shorten,
@@ -90,6 +91,18 @@ def test_a_sequence_gap_offers_no_repair_before_kafka_was_looked_at() -> None:
     assert "seriatim repair" not in advice
     assert "seriatim status orders" in advice
     assert "seriatim quarantine release orders s --topic in-a/0" in advice
+
+
+@pytest.mark.parametrize("kind", ["poison", "raised", "repeat", "disorder"])
+def test_advice_for_sessions_of_several_partitions_names_none(kind: str) -> None:
+    """The command then folds all of them again; for one partition it names that."""
+    findings = [
+        Finding(finding=kind, topic="a", partition=number, session="s") for number in range(4)
+    ]
+    (group,) = group_findings(findings)
+    assert "seriatim repair orders" in group.render("orders")
+    assert "--partition" not in group.render("orders")
+    assert "seriatim repair orders --partition a/2" in findings[2].advice("orders")
 
 
 def test_scope_is_as_narrow_as_what_is_known() -> None:

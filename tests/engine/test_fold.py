@@ -100,7 +100,9 @@ class Folder:
         )
 
 
-def told(kind: str, session: str, key: str, v: int, seq: int | None, rows: list[str]) -> Message:
+def encode_message(
+    kind: str, session: str, key: str, v: int, seq: int | None, rows: list[str]
+) -> Message:
     """A message as bytes; some of them are poison, some have no key."""
     if kind == "poison":
         return session.encode(), b'{"type":"insert"'
@@ -135,7 +137,7 @@ def lists_of_messages(draw: Any) -> tuple[bool, list[Message]]:
         session = draw(st.sampled_from("st"))
         numbers[session] += draw(st.sampled_from([1, 1, 1, 1, 2, 0, -1]))
         made.append(
-            told(
+            encode_message(
                 draw(st.sampled_from(kinds)),
                 session,
                 draw(st.sampled_from("abc")),
@@ -203,9 +205,12 @@ def test_places_of_records_are_unique_and_rise() -> None:
     """(offset, index) counts the records of one message from 0."""
     folder = Folder(machine())
     folder.slice(
-        [told("snapshot", "s", "", 1, None, ["a", "b"]), told("update", "s", "a", 2, None, [])]
+        [
+            encode_message("snapshot", "s", "", 1, None, ["a", "b"]),
+            encode_message("update", "s", "a", 2, None, []),
+        ]
     )
-    folder.slice([told("snapshot", "s", "", 1, None, ["c"])])
+    folder.slice([encode_message("snapshot", "s", "", 1, None, ["c"])])
     assert [record[:2] for record in folder.records] == [
         (0, 0),
         (0, 1),
@@ -219,10 +224,12 @@ def test_places_of_records_are_unique_and_rise() -> None:
 def test_only_touched_sessions_are_saved() -> None:
     """A slice writes what it changed, however many sessions there are."""
     folder = Folder(machine())
-    folder.slice([told("snapshot", name, "", 1, None, ["a"]) for name in "stuvw"])
+    folder.slice([encode_message("snapshot", name, "", 1, None, ["a"]) for name in "stuvw"])
     folder.saved = dict(folder.saved)
     fold = Fold(P, machine(), "strict", "quarantine", folder._load)
-    fold.fold_batch(MessageBatch(5, [9], [b"t"], [told("update", "t", "a", 5, None, [])[1]]))
+    fold.fold_batch(
+        MessageBatch(5, [9], [b"t"], [encode_message("update", "t", "a", 5, None, [])[1]])
+    )
     assert list(fold.touched_sessions()) == ["t"]
     assert (
         fold.touched_sessions()["t"].last_offset,
@@ -239,7 +246,7 @@ def test_sessions_not_met_are_not_loaded() -> None:
         return {}
 
     fold = Fold(P, machine(), "strict", "quarantine", load)
-    values = [told("snapshot", "s", "", 1, None, [])[1]] * 2
+    values = [encode_message("snapshot", "s", "", 1, None, [])[1]] * 2
     fold.fold_batch(MessageBatch(0, [0, 0], [b"s", b"t"], values))
     fold.fold_batch(MessageBatch(2, [0, 0], [b"t", b"u"], values))
     assert asked == [["s", "t"], ["u"]]

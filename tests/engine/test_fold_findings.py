@@ -14,7 +14,7 @@ from seriatim.engine.messages import MessageBatch
 from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
 from seriatim.testing import CRASH, Folded, fold_table
-from tests.engine.test_fold import Folder, P, machine, told
+from tests.engine.test_fold import Folder, P, encode_message, machine
 
 
 def table(messages: list[Any], **more: Any) -> Folded:
@@ -134,7 +134,7 @@ def test_without_a_tier_sequence_and_contradictions_are_counted() -> None:
         (0, "insert"),
     ]
     folder = Folder(machine(sequence="seq", lenient=True), "none")
-    folder.slice([told(kind, "s", "a", seq, seq, ["a"]) for seq, kind in numbers])
+    folder.slice([encode_message(kind, "s", "a", seq, seq, ["a"]) for seq, kind in numbers])
     assert folder.totals.findings == {
         "sequence gap": 1,
         "repeat": 1,
@@ -172,8 +172,14 @@ NOBODYS: dict[str, tuple[bytes | None, bytes | None]] = {
     "null key": (None, b'{"type":"update","id":"a","v":1}'),
     "bad UTF-8 in the key": (b"\xff", b'{"type":"update","id":"a","v":1}'),
 }
-AROUND = [told("snapshot", "s", "", 1, None, ["a"]), told("snapshot", "t", "", 1, None, ["a"])]
-AFTER = [told("update", "s", "a", 2, None, []), told("update", "t", "a", 2, None, [])]
+AROUND = [
+    encode_message("snapshot", "s", "", 1, None, ["a"]),
+    encode_message("snapshot", "t", "", 1, None, ["a"]),
+]
+AFTER = [
+    encode_message("update", "s", "a", 2, None, []),
+    encode_message("update", "t", "a", 2, None, []),
+]
 
 
 def around(poison: tuple[bytes | None, bytes | None], on_poison: OnPoison) -> Folder:
@@ -198,7 +204,7 @@ def test_poison_sets_its_session_aside(kind: str) -> None:
     assert [record[:3] for record in folder.records] == [(0, 0, "s"), (1, 0, "t"), (4, 0, "t")]
     assert folder.kept == [(2, "s", "poison"), (3, "s", "poison")]
     assert (folder.saved["s"].finding, folder.saved["s"].finding_offset) == ("poison", 2)
-    folder.slice([told("snapshot", "s", "", 5, None, ["b"])])
+    folder.slice([encode_message("snapshot", "s", "", 5, None, ["b"])])
     assert [record[4:6] for record in folder.records[3:]] == [("snapshot", "b"), ("delete", "a")]
     assert folder.saved["s"].finding is None
     assert (folder.totals.quarantined, folder.totals.released) == (1, 1)
@@ -318,10 +324,10 @@ def test_a_closed_gap_begins_behind_the_last_message_that_counted(cuts: list[int
     sliced.
     """
     sent = [
-        told("snapshot", "s", "", 1, 1, ["a"]),
-        told("update", "s", "a", 2, 2, []),
+        encode_message("snapshot", "s", "", 1, 1, ["a"]),
+        encode_message("update", "s", "a", 2, 2, []),
         (b"s", b"?"),
-        told("snapshot", "s", "", 9, 9, ["a"]),
+        encode_message("snapshot", "s", "", 9, 9, ["a"]),
     ]
     marks: list[tuple[int, int]] = []
     saved: dict[str, Session] = {}

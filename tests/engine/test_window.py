@@ -18,7 +18,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.engine.rules import WindowSize
 from seriatim.engine.session import Session
 from seriatim.engine.table import TableMachine
-from tests.engine.test_fold import Folder, machine, told
+from tests.engine.test_fold import Folder, encode_message, machine
 
 P = Partition("a", 0)
 
@@ -107,9 +107,9 @@ def session_messages(
     for seq in range(1, count + 1):
         if seq % snapshot_every == 1:
             rows = [f"r{i}" for i in range(chance.randrange(1, 6))]
-            _, value = told("snapshot", name, "", 0, seq, rows)
+            _, value = encode_message("snapshot", name, "", 0, seq, rows)
         else:
-            _, value = told("update", name, chance.choice(rows), seq, seq, [])
+            _, value = encode_message("update", name, chance.choice(rows), seq, seq, [])
         made.append((name, seq, value or b""))
     return made
 
@@ -174,7 +174,7 @@ def numbers(*sequences: int, step: int = 1000) -> list[tuple[bytes, bytes, int]]
     """Messages of one session: sequence 1 is a snapshot of row a, the others are updates of it."""
     made = []
     for i, seq in enumerate(sequences):
-        _, value = told("snapshot" if seq == 1 else "update", "s", "a", seq, seq, ["a"])
+        _, value = encode_message("snapshot" if seq == 1 else "update", "s", "a", seq, seq, ["a"])
         made.append((b"s", value or b"", i * step))
     return made
 
@@ -251,11 +251,11 @@ def test_wrong_records_are_within_their_gap() -> None:
     closes after it.
     """
     whole = [
-        told("snapshot", "s", "", 0, 1, ["a"]),
-        told("update", "s", "a", 3, 3, []),
-        told("update", "s", "a", 4, 4, []),
+        encode_message("snapshot", "s", "", 0, 1, ["a"]),
+        encode_message("update", "s", "a", 3, 3, []),
+        encode_message("update", "s", "a", 4, 4, []),
     ]
-    whole.append(told("snapshot", "s", "", 0, 5, ["a"]))
+    whole.append(encode_message("snapshot", "s", "", 0, 5, ["a"]))
     done = Sliced(WindowSize(2, 10**6)).fold([(b"s", value or b"", 0) for _, value in whole], 100)
     assert [(record[0], record[4]) for record in done.records] == [(0, 1), (3, 3), (3, 4), (3, 5)]
     assert [(mark.offset, mark.closed_by) for mark in done.marks] == [(3, ""), (4, "snapshot")]
@@ -273,7 +273,7 @@ def test_a_contradiction_is_told_at_its_own_offset(cut: int) -> None:
     """The finding names the message that waited, not the one that released it; the output ends at
     the latter.
     """
-    _, unknown_row = told("update", "s", "z", 1, 3, [])
+    _, unknown_row = encode_message("update", "s", "z", 1, 3, [])
     waits = (b"s", unknown_row or b"", 1000)
     done = Sliced(WindowSize(10, 60)).fold([*numbers(1), waits, *numbers(2)], cut)
     assert done.findings == [("precondition", 1, "error")]

@@ -91,3 +91,5 @@ def test_a_broker_that_does_not_answer_is_told(sender: MessageSender) -> None:
     with pytest.raises(PlatformError, match="1 of 2 did not arrive in") as caught:
         send_all(sender, b"1", b"lost")
     assert caught.value.fields["acknowledged"] == 1
+    # No command sends only the rest.
+    assert "type the command again: it sends everything again" in caught.value.next

@@ -18,13 +18,13 @@ from seriatim.operations.release import release_session
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0
 from tests.operations.repair.test_forward import expired, move_on
-from tests.operations.test_tiers import made, tell
+from tests.operations.test_tiers import create_sequenced_stream, send_message
 
 
 def asking() -> MemoryStream:
     """A stream that asks, with session s in quarantine since offset 1."""
-    one = made("strict", snapshot_requests="asks")
-    tell(one, 9, 9)
+    one = create_sequenced_stream("strict", snapshot_requests="asks")
+    send_message(one, 9, 9)
     one.run()
     return one
 
@@ -42,28 +42,28 @@ def test_a_session_is_asked_for_once() -> None:
     """
     one = asking()
     assert sent(one) == [("s", "sequence gap", 1)]
-    tell(one, 10, 10)
+    send_message(one, 10, 10)
     one.run()
     one.run()
     assert len(sent(one)) == 1
-    tell(one, 11, rows=["a"])
-    tell(one, 15, 1)
+    send_message(one, 11, rows=["a"])
+    send_message(one, 15, 1)
     one.run()
     assert sent(one)[1:] == [("s", "sequence gap", 4)]
 
 
 def test_a_stream_that_does_not_ask_does_not() -> None:
     """The default."""
-    one = made("strict")
-    tell(one, 9, 9)
+    one = create_sequenced_stream("strict")
+    send_message(one, 9, 9)
     assert one.run().snapshot_request_error == ""
     assert sent(one) == []
 
 
 def test_requests_to_a_topic_that_the_stream_reads_are_refused() -> None:
     """It would fold its own requests; said by plan and run, before anything is read."""
-    one = made("strict")
-    tell(one, 9, 9)
+    one = create_sequenced_stream("strict")
+    send_message(one, 9, 9)
     one.stream = replace(one.stream, snapshot_requests=A0.topic)
     with pytest.raises(ConfigError, match=r"snapshot_requests: .* reads itself"):
         one.run()
@@ -79,17 +79,17 @@ def test_who_is_headless_after_a_loss_is_asked_for() -> None:
     move_on(one)
     one.run()
     assert sent(one) == []
-    tell(one, 3, 9, session="u")
-    tell(one, 5, 9, session="s")
-    tell(one, 6, 9, session="s")
+    send_message(one, 3, 9, session="u")
+    send_message(one, 5, 9, session="s")
+    send_message(one, 6, 9, session="s")
     one.run(1)
     assert sent(one) == [("s", "gap", 9)]
 
 
 def test_trouble_is_told_and_fails_nothing() -> None:
     """The run is as good as any; the next one asks."""
-    one = made("strict", snapshot_requests="asks")
-    tell(one, 9, 9)
+    one = create_sequenced_stream("strict", snapshot_requests="asks")
+    send_message(one, 9, 9)
     one.requests.is_down = True
     outcome = one.run()
     assert "broker is down" in outcome.snapshot_request_error
@@ -111,8 +111,8 @@ def test_a_crash_loses_no_request() -> None:
     """Killed after the commit, the next run asks; killed after asking, it asks again: the incident
     is the same.
     """
-    one = made("strict", snapshot_requests="asks")
-    tell(one, 9, 9)
+    one = create_sequenced_stream("strict", snapshot_requests="asks")
+    send_message(one, 9, 9)
     one.ledger = Forgetful(one.files.read)
     assert "no space left" in one.run().snapshot_request_error
     assert "no space left" in one.run().snapshot_request_error
@@ -121,8 +121,8 @@ def test_a_crash_loses_no_request() -> None:
 
 def test_who_was_right_again_before_anybody_asked_is_not_asked_for() -> None:
     """A person released it while the broker was down."""
-    one = made("strict", snapshot_requests="asks")
-    tell(one, 9, 9)
+    one = create_sequenced_stream("strict", snapshot_requests="asks")
+    send_message(one, 9, 9)
     one.requests.is_down = True
     one.run()
     release_session(one.open(), "s", "looked at")

@@ -23,7 +23,13 @@ from tests.contracts.disk_streams import DiskStream
 from tests.contracts.verify_helper import verify
 from tests.operations.memory_streams import A0, A1
 from tests.operations.raising_machine import Adder
-from tests.operations.test_tiers import found, made, marks, quarantined, tell
+from tests.operations.test_tiers import (
+    create_sequenced_stream,
+    errors_of,
+    marks,
+    quarantine_reason,
+    send_message,
+)
 
 
 @pytest.mark.long
@@ -34,8 +40,8 @@ def test_messages_that_waited_and_were_set_aside_are_no_damage(
     """They are older than their slice, and verify knows."""
     one = DiskStream(tmp_path, tier="window")
     one.kafka.create("in-a", 1)
-    tell(one, 1, rows=["a"])
-    tell(one, 3, 3)
+    send_message(one, 1, rows=["a"])
+    send_message(one, 3, 3)
     if in_two_slices:
         one.run()
     one.kafka.produce("in-a", "s", b"{", partition=0)
@@ -46,7 +52,7 @@ def test_messages_that_waited_and_were_set_aside_are_no_damage(
 @pytest.mark.parametrize("slices", [1, 4])
 def test_a_message_dropped_by_the_window_keeps_its_session_alive(slices: int) -> None:
     """Expiry goes by it, whatever the slices."""
-    one = made("window", session_timeout_hours=1)
+    one = create_sequenced_stream("window", session_timeout_hours=1)
     for seq, minutes in ((2, 0), (2, 50), (3, 100)):
         body = json.dumps({"type": "update", "id": "a", "v": seq, "seq": seq}).encode()
         one.kafka.produce("in-a", "s", body, partition=0, timestamp=minutes * 60_000)
@@ -126,33 +132,33 @@ def test_an_end_that_raises_leaves_the_last_good_state() -> None:
     ]
     for body, time in sent:
         one.kafka.produce("in-a", "s", json.dumps(body).encode(), partition=0, timestamp=time)
-    assert found(one.run()) == [("raised", 2)]
-    assert quarantined(one) == "raised"
+    assert errors_of(one.run()) == [("raised", 2)]
+    assert quarantine_reason(one) == "raised"
     saved = one.sessions(Partition("in-a", 0))["s"].state_bytes or b""
     assert one.machine().load(saved, 1) == Rows({"a": 7, "b": 1})
 
 
 def test_leaving_tier_window_by_a_snapshot_sets_nobody_aside() -> None:
     """What waited is kept and told as a warning; the snapshot itself counts."""
-    one = made("window")
-    tell(one, 3, 3)
+    one = create_sequenced_stream("window")
+    send_message(one, 3, 3)
     one.run()
-    one.stream = made("order").stream
-    tell(one, 9, rows=["z"])
+    one.stream = create_sequenced_stream("order").stream
+    send_message(one, 9, rows=["z"])
     outcome = one.run()
-    assert not found(outcome)
+    assert not errors_of(outcome)
     assert [f.level for f in outcome.findings] == ["warning", "warning"]
-    assert quarantined(one) is None
+    assert quarantine_reason(one) is None
     assert [mark.closed_by for mark in marks(one)] == [""]
 
 
 def test_a_release_names_its_partition() -> None:
     """A session that waits in two partitions of one topic."""
-    one = made("strict")
+    one = create_sequenced_stream("strict")
     one.kafka.add_partitions("in-a", 2)
-    tell(one, 5, 5)
+    send_message(one, 5, 5)
     one.run()
-    tell(one, 6, 6, partition=A1)
+    send_message(one, 6, 6, partition=A1)
     one.run()
     with pytest.raises(ConfigError, match="waits in in-a/0, in-a/1"):
         release_session(one.open(), "s", "a reason")
@@ -163,7 +169,7 @@ def test_a_run_that_has_nothing_to_commit_brings_the_witness_up() -> None:
     """One that died right after its commit left it behind: a ledger lost later must be missed all
     the same.
     """
-    one = made("strict")
+    one = create_sequenced_stream("strict")
     one.run()
     one.ledger.stored_witness = None
     one.run()
@@ -174,7 +180,7 @@ def test_a_run_that_has_nothing_to_commit_brings_the_witness_up() -> None:
 
 def test_what_others_wrote_is_said_until_a_person_says_all_is_well() -> None:
     """Told once, then a banner; not good."""
-    one = made("strict")
+    one = create_sequenced_stream("strict")
     one.run()
     one.ledger.foreign_commit("rows were deleted")
     assert [f.finding for f in one.run().findings] == ["foreign"]
@@ -191,13 +197,13 @@ def test_a_late_snapshot_that_is_applied_leaves_its_session_damaged(tier: Any) -
     """Its number was passed over, so the state goes back in time: nobody is to trust it until the
     next snapshot.
     """
-    one = made("none")
-    tell(one, 2, 2)
-    tell(one, 4, 4)
+    one = create_sequenced_stream("none")
+    send_message(one, 2, 2)
+    send_message(one, 4, 4)
     one.run()
-    one.stream = made(tier).stream
-    tell(one, 3, rows=["a"])
-    tell(one, 9, rows=["a"])
+    one.stream = create_sequenced_stream(tier).stream
+    send_message(one, 3, rows=["a"])
+    send_message(one, 9, rows=["a"])
     one.run()
     told = [(mark.finding, mark.offset, mark.until, mark.closed_by) for mark in marks(one)]
     assert told == [

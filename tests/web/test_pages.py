@@ -145,7 +145,7 @@ def test_the_ledger_wins_over_an_older_look(lake: Lake) -> None:
         lake.send(made, place, "x", 1, 2)
     lake.run(made)
     page = lake.get("/").text
-    assert 'class="chip bad">hurt' in page
+    assert 'class="chip bad">needs a person' in page
     assert page.count("</b>at offset") == 2
 
 

@@ -562,12 +562,12 @@ def _finding_of_judgement(
     expectation = judgement.expectation
     broken_count = judgement.broken_count
     offset = judgement.example_offset
-    expected = expectation.describe
+    expected = expectation.text
     observed = judgement.found
     if evidence is not None:
         broken_count = evidence.broken_count
         offset = evidence.offset
-        expected = evidence.expected or expectation.describe
+        expected = evidence.expected or expectation.text
         observed = evidence.found
     rows = "not so"
     if judgement.row_count:

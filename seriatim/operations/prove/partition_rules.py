@@ -68,10 +68,10 @@ RESTORE_ADVICE = (
     "restore {file} from a backup; `seriatim verify {stream} --all` then looks at everything again"
 )
 REPAIR_ADVICE = (
-    "`seriatim repair {stream}` makes it again from Kafka, and shows how;"
+    "`seriatim repair {stream}` shows how it is made again from Kafka, and with --apply does it;"
     " or restore {file} from a backup"
 )
-STANDING_ENTRIES = (HoldEntry, ReleaseEntry, RetireEntry, VerdictEntry, CompactEntry)
+UNMOVING_ENTRIES = (HoldEntry, ReleaseEntry, RetireEntry, VerdictEntry, CompactEntry)
 """Types of entries that do not move a partition."""
 ROW_CHARACTERS_MAX = 400
 """How much of a row a difference shows."""
@@ -258,8 +258,8 @@ def _account_rules(
     """What one entry may do to the account of one partition."""
     if account_after is None:
         yield RuleCheck("a partition has left the ledger", "an account", "none")
-    elif change is None or isinstance(entry, STANDING_ENTRIES):
-        yield from _standing_rules(entry, change, account_before, account_after)
+    elif change is None or isinstance(entry, UNMOVING_ENTRIES):
+        yield from _unmoving_rules(entry, change, account_before, account_after)
     elif isinstance(entry, AcceptEntry):
         yield from _accept_rules(change, account_before, account_after)
     elif isinstance(entry, RepairEntry):
@@ -300,7 +300,7 @@ def _moving_rules(
     )
 
 
-def _standing_rules(
+def _unmoving_rules(
     entry: Entry, change: Change | None, account_before: Account | None, account_after: Account
 ) -> Iterator[RuleCheck]:
     """A partition without a change, or in an entry that moves nothing, stays where it was."""

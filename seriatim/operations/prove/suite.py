@@ -1,5 +1,5 @@
 """Suites: what a check expects, as data in `expectations/*.json`, in the form of great-expectations,
-and what comes of checking data by them.
+and what a check finds that is not as expected.
 
 `records.json` is about every record. `ledger.json` and `state.json` are about the evidence
 (partition_rules.py). `NAME.json` is about the records of stream NAME: an expectation in it replaces
@@ -56,7 +56,7 @@ class Expectation(Struct, frozen=True):
         return " ".join([short_type, *map(str, self.columns() or ())])
 
     @property
-    def describe(self) -> str:
+    def text(self) -> str:
         """What is expected, in one line."""
         if self.description:
             return self.description
@@ -272,9 +272,9 @@ class BrokenCheckError(Exception):
         suite = self.expectation.suite
         return ConfigError(
             f"{stream}: the check itself is broken: {name} of {suite}",
-            expects=self.expectation.describe,
+            expects=self.expectation.text,
             cause=self.reason[:400],
-            next=f"fix {suite}, then `seriatim check {stream}`: nothing was judged by this one",
+            next=f"fix {suite}, then `seriatim check {stream}`: this check judged nothing",
         )
 
 

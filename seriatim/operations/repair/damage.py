@@ -31,6 +31,7 @@ from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Change, Halt, Ledger, refuse_changed_machine
 from seriatim.operations.locate_session import locate_session
 from seriatim.operations.missing_messages import (
+    NEVER_CAME,
     MissingMessage,
     MissingMessageSearch,
     missing_message_advice,
@@ -685,7 +686,7 @@ class RepairPlanner:
             else:
                 # Folding again what is there brings no message back.
                 del sessions[name]
-                self.notes.append(refusal.render())
+                self.notes.append(refusal.render(with_title=False))
         if not sessions:
             return []
         swapped_text = ""
@@ -727,9 +728,12 @@ class RepairPlanner:
             if missing.arrived_offset < self.account(partition).frontier:
                 return None
             advice = f"seriatim run {self.stream_name}\nthen {advice}"
+        reason = f": {missing.describe()}"
+        if missing.never_came:
+            reason = f", because {NEVER_CAME}{reason}"
         return IntegrityError(
             f"{self.stream_name}: session {printable_session(name)} in {partition} is not made"
-            f" right by folding again: {missing.describe()}",
+            f" right by folding again{reason}",
             next=advice,
         )
 
@@ -795,7 +799,7 @@ class RepairPlanner:
         partition = damages[0].request.partition
         recreated = self._recreated_topic_error(partition)
         if recreated is not None:
-            self.notes.append(recreated.render())
+            self.notes.append(recreated.render(with_title=False))
             self._recreated.add(partition)
             return
         self.actions += self._actions_for_damages(damages, forward=forward)
@@ -832,7 +836,7 @@ class RepairPlanner:
     def _note_refusal(self, damages: Sequence[Damage], refusal: IntegrityError) -> None:
         facts = {"damage": merge_damages(damages).request.reason, **refusal.fields}
         note = IntegrityError(refusal.message, next=refusal.next, **facts)
-        self.notes.append(note.render())
+        self.notes.append(note.render(with_title=False))
 
     def _refold(self, damages: Sequence[Damage], *, follows_cut_log: bool = False) -> RefoldAction:
         """One refold for all damages of a partition. Raises `IntegrityError` if it is refused.
@@ -1011,7 +1015,7 @@ class RepairPlanner:
             except SeriatimError as error:
                 if request.forward and request.partition:
                     raise
-                self.notes.append(error.render())
+                self.notes.append(error.render(with_title=False))
 
     def _action_for_halt(
         self, partition: Partition, halt: Halt, request: RepairRequest
@@ -1097,7 +1101,7 @@ class RepairPlanner:
                     cause=cause,
                     next="restore this file from a backup",
                 )
-                self.notes.append(error.render())
+                self.notes.append(error.render(with_title=False))
 
     def unneeded_damaged_files(self, partition_name: str = "") -> list[str]:
         """Damaged files that verify found, that nothing needs any more, and that still exist; only

@@ -276,6 +276,7 @@ def test_a_broken_check_is_never_a_pass() -> None:
         with pytest.raises(ConfigError, match="the check itself is broken") as told:
             run_check(made, own)
         assert "fix expectations/s.json" in told.value.next
+        assert "this check judged nothing" in told.value.next
     assert "verdict" not in kinds(made)
     head = read_head(made.ledger, "s")
     assert head is not None

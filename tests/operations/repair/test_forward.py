@@ -27,8 +27,7 @@ from tests.operations.memory_streams import A0
 from tests.operations.prove.test_verify_at import judged
 from tests.operations.prove.test_verify_no_false_alarms import assert_good
 from tests.operations.repair_helper import records_in_order, repair
-from tests.operations.test_tiers import made as sequenced
-from tests.operations.test_tiers import state, tell
+from tests.operations.test_tiers import create_sequenced_stream, rows_of_session, send_message
 
 
 def move_on(one: MemoryStream, partition: Partition = A0, there: int | None = None) -> Change:
@@ -54,14 +53,14 @@ def gaps(one: MemoryStream) -> list[tuple[Any, ...]]:
 
 def expired() -> MemoryStream:
     """Sessions s, t and u at sequence 2; then messages of s and t are gone before they were read."""
-    one = sequenced("strict")
+    one = create_sequenced_stream("strict")
     for session in "tu":
-        tell(one, 1, rows=["a"], session=session)
+        send_message(one, 1, rows=["a"], session=session)
     for session in "stu":
-        tell(one, 2, 2, session=session)
+        send_message(one, 2, 2, session=session)
     one.run()
     for session in "st":
-        tell(one, 3, 3, session=session)
+        send_message(one, 3, 3, session=session)
     one.kafka.delete_records(A0, 8)
     one.run()
     return one
@@ -75,19 +74,19 @@ def test_expired_then_forward() -> None:
     move_on(one)
     assert gaps(one) == [(None, 6, 8, "expired", "forward")]
     for session in "stu":
-        tell(one, 3 + (session != "u"), 9, session=session)
+        send_message(one, 3 + (session != "u"), 9, session=session)
     outcome = one.run()
     assert (outcome.findings, outcome.headless, outcome.earlier_halts) == ([], 2, [])
-    assert (state(one, "u"), state(one, "s"), state(one, "t")) == (
+    assert (rows_of_session(one, "u"), rows_of_session(one, "s"), rows_of_session(one, "t")) == (
         {"a": 9},
         {"a": 2, "b": 0},
         {"a": 2},
     )
-    tell(one, 5, rows=["a"], session="t")
-    tell(one, 6, 7, session="t")
-    tell(one, 5, 7, session="s")
+    send_message(one, 5, rows=["a"], session="t")
+    send_message(one, 6, 7, session="t")
+    send_message(one, 5, 7, session="s")
     outcome = one.run()
-    assert (outcome.findings, outcome.headless, state(one, "t")) == ([], 1, {"a": 7})
+    assert (outcome.findings, outcome.headless, rows_of_session(one, "t")) == ([], 1, {"a": 7})
     assert gaps(one) == [
         (None, 6, 8, "expired", "forward"),
         ("s", 8, None, "gap", None),
@@ -101,12 +100,16 @@ def test_slices_change_nothing(messages_max: int) -> None:
     one = expired()
     move_on(one)
     for seq, session in ((3, "u"), (5, "s"), (4, "u"), (6, "s"), (4, "t"), (5, "t")):
-        tell(one, seq, seq, session=session)
-    tell(one, 7, rows=["a"], session="s")
+        send_message(one, seq, seq, session=session)
+    send_message(one, 7, rows=["a"], session="s")
     one.run(messages_max)
     account = one.accounts()[A0]
     assert (account.headless, account.quarantined, account.frontier) == (4, 0, 15)
-    assert (state(one, "u"), state(one, "s"), state(one, "t")) == ({"a": 4}, {"a": 0}, {"a": 2})
+    assert (rows_of_session(one, "u"), rows_of_session(one, "s"), rows_of_session(one, "t")) == (
+        {"a": 4},
+        {"a": 0},
+        {"a": 2},
+    )
     assert gaps(one)[1:] == [("s", 9, 14, "gap", "snapshot"), ("t", 12, None, "gap", None)]
 
 
@@ -117,7 +120,7 @@ def test_plan_and_status_after_a_forward() -> None:
     assert before.halt is not None
     assert (before.halt.finding, before.frontier, before.epoch) == ("expired", 6, 0)
     move_on(one)
-    tell(one, 3, 9, session="u")
+    send_message(one, 3, 9, session="u")
     head = read_head(one.ledger, "s")
     assert head is not None
     plan = discover_topics(one.stream, one.kafka, head.ledger)
@@ -146,7 +149,7 @@ def test_a_run_beside_the_hold_leaves_the_partition_alone() -> None:
     move_on(one)
     stale = folding.head.ledger.partitions[str(A0)]
     assert stale.epoch + 1 == one.accounts()[A0].epoch
-    tell(one, 3, 9, session="u")
+    send_message(one, 3, 9, session="u")
     assert one.run().findings == []
 
 
@@ -154,44 +157,44 @@ def test_a_gap_is_passed_over_to_the_first_message_that_is_there() -> None:
     """Sequence 3 of s is missing in the log: the partition goes on at its next message, which
     proves nothing.
     """
-    one = sequenced("strict")
+    one = create_sequenced_stream("strict")
     for seq in (2, 3, 4):
-        tell(one, seq, seq)
+        send_message(one, seq, seq)
     one.reader.lost_offsets.add((A0, 2))
     assert [finding.finding for finding in one.run().findings] == ["gap"]
     move_on(one, there=3)
     outcome = one.run()
-    assert (outcome.findings, outcome.headless, state(one)) == ([], 1, {"a": 2, "b": 0})
+    assert (outcome.findings, outcome.headless, rows_of_session(one)) == ([], 1, {"a": 2, "b": 0})
     assert gaps(one) == [(None, 2, 3, "gap", "forward"), ("s", 3, None, "gap", None)]
 
 
 def test_poison_is_passed_over() -> None:
     """The message after it goes on by its sequence."""
-    one = sequenced("strict", on_poison="halt")
+    one = create_sequenced_stream("strict", on_poison="halt")
     one.kafka.produce("in-a", None, b"?", partition=0)
-    tell(one, 2, 5)
+    send_message(one, 2, 5)
     one.run()
     move_on(one)
     outcome = one.run()
-    assert (outcome.findings, outcome.headless, state(one)) == ([], 0, {"a": 5, "b": 0})
+    assert (outcome.findings, outcome.headless, rows_of_session(one)) == ([], 0, {"a": 5, "b": 0})
     assert gaps(one) == [(None, 1, 2, "poison", "forward")]
 
 
 def test_a_session_in_quarantine_stays_there_over_a_forward() -> None:
     """The ledger counts it on, and a snapshot releases it."""
-    one = sequenced("strict")
-    tell(one, 9, 9)
-    tell(one, 1, rows=["a"], session="t")
+    one = create_sequenced_stream("strict")
+    send_message(one, 9, 9)
+    send_message(one, 1, rows=["a"], session="t")
     one.run()
-    tell(one, 2, 2, session="t")
+    send_message(one, 2, 2, session="t")
     one.kafka.delete_records(A0, 4)
     one.run()
     move_on(one)
     assert one.accounts()[A0].quarantined == 1
-    tell(one, 10, 9)
-    tell(one, 11, rows=["a"])
+    send_message(one, 10, 9)
+    send_message(one, 11, rows=["a"])
     outcome = one.run()
-    assert (outcome.quarantined, outcome.headless, state(one)) == (0, 0, {"a": 0})
+    assert (outcome.quarantined, outcome.headless, rows_of_session(one)) == (0, 0, {"a": 0})
     assert gaps(one)[0] == ("s", 1, 5, "sequence gap", "snapshot")
 
 
@@ -203,15 +206,15 @@ def test_a_person_releases_a_session_that_lost_nothing(poisoned: bool) -> None:
     if poisoned:
         one.kafka.produce("in-a", "s", b"?", partition=0)
     else:
-        tell(one, 4, 4)
+        send_message(one, 4, 4)
     one.run()
     with pytest.raises(ConfigError, match="'t' is not in quarantine"):
         release_session(one.open(), "t", "never met since")
     made = release_session(one.open(), "s", "asked the producer")
     assert (made.finding, made.offset) == (("poison" if poisoned else "gap"), 8)
-    tell(one, 7, 9)
+    send_message(one, 7, 9)
     outcome = one.run()
-    assert (outcome.findings, outcome.headless, state(one), outcome.quarantined) == (
+    assert (outcome.findings, outcome.headless, rows_of_session(one), outcome.quarantined) == (
         [],
         0,
         {"a": 9, "b": 0},
@@ -222,17 +225,17 @@ def test_a_person_releases_a_session_that_lost_nothing(poisoned: bool) -> None:
 
 def test_one_in_quarantine_before_the_loss_is_released_after_it() -> None:
     """A person's word is as good as a snapshot: the loss is not held against it again."""
-    one = sequenced("strict")
-    tell(one, 9, 9)
+    one = create_sequenced_stream("strict")
+    send_message(one, 9, 9)
     one.run()
-    tell(one, 10, 10)
+    send_message(one, 10, 10)
     one.kafka.delete_records(A0, 3)
     one.run()
     move_on(one)
     release_session(one.open(), "s", "asked the producer")
-    tell(one, 12, 12)
+    send_message(one, 12, 12)
     outcome = one.run()
-    assert (outcome.findings, outcome.headless, state(one)) == ([], 0, {"a": 12, "b": 0})
+    assert (outcome.findings, outcome.headless, rows_of_session(one)) == ([], 0, {"a": 12, "b": 0})
 
 
 @pytest.mark.long
@@ -297,27 +300,27 @@ def test_a_refold_passes_over_what_a_forward_passed_over(
     finding: str, stage: int, begin: int
 ) -> None:
     """The same code gives the same again: records, state, who is headless and what not to trust."""
-    one = sequenced("strict", on_poison="halt")
-    tell(one, 1, rows=["a"], session="t")
+    one = create_sequenced_stream("strict", on_poison="halt")
+    send_message(one, 1, rows=["a"], session="t")
     for seq in (2, 3):
-        tell(one, seq, seq)
-        tell(one, seq, seq, session="t")
+        send_message(one, seq, seq)
+        send_message(one, seq, seq, session="t")
     if finding == "gap":
-        tell(one, 4, 4)
+        send_message(one, 4, 4)
         one.reader.lost_offsets.add((A0, 6))
     else:
         one.kafka.produce("in-a", "s", b"?", partition=0)
     one.run(2)
     repair(one, forward=True)
     for seq in (4, 5):
-        tell(one, seq + 1, seq)
-        tell(one, seq, seq, session="t")
-    tell(one, 9, rows=["a", "c"])
-    tell(one, 10, 7)
-    tell(one, 6, 6, session="t")
+        send_message(one, seq + 1, seq)
+        send_message(one, seq, seq, session="t")
+    send_message(one, 9, rows=["a", "c"])
+    send_message(one, 10, 7)
+    send_message(one, 6, 6, session="t")
     one.run(2)
     before = records_in_order(one, A0), one.sessions(A0), gaps(one)
-    assert (one.accounts()[A0].headless, state(one), state(one, "t")) == (
+    assert (one.accounts()[A0].headless, rows_of_session(one), rows_of_session(one, "t")) == (
         2,
         {"a": 7, "c": 0},
         {"a": 6},
@@ -336,10 +339,10 @@ def test_a_release_right_behind_a_forward_is_made_again() -> None:
     """Who was released where the partition went on behind a loss is not set aside by a refold of
     what was before.
     """
-    one = sequenced("strict", on_poison="halt")
-    tell(one, 2, 2)
+    one = create_sequenced_stream("strict", on_poison="halt")
+    send_message(one, 2, 2)
     one.run()
-    tell(one, 9, 9)
+    send_message(one, 9, 9)
     one.kafka.produce("in-a", None, b"?")
     one.run()
     repair(one, forward=True, partition="in-a/0")
@@ -354,14 +357,14 @@ def test_so_it_is_where_a_refold_begins_with_the_loss() -> None:
     """The saved state is from right before the loss: what the session was released for stays in the
     records.
     """
-    one = sequenced("once", on_poison="halt")
-    tell(one, 2, 2)
-    tell(one, 9, 9)
+    one = create_sequenced_stream("once", on_poison="halt")
+    send_message(one, 2, 2)
+    send_message(one, 9, 9)
     one.kafka.produce("in-a", None, b"?")
     one.run()
     repair(one, forward=True, partition="in-a/0")
     release_session(one.open(), "s", "it is right as it is")
-    tell(one, 12, 12)
+    send_message(one, 12, 12)
     one.run()
     before = records_in_order(one, A0)
     assert before[-1]["v"] == 12

@@ -36,8 +36,7 @@ from tests.operations.repair_helper import (
     repair,
     send_random_messages,
 )
-from tests.operations.test_tiers import made as sequenced
-from tests.operations.test_tiers import state, tell
+from tests.operations.test_tiers import create_sequenced_stream, rows_of_session, send_message
 
 POISON = b"{"
 
@@ -46,13 +45,13 @@ def lost(tier: Any = "strict", **more: Any) -> MemoryStream:
     """Sessions s, t, u and v at sequence 2, v touched once more; state of before that, and its
     messages, are gone.
     """
-    made = sequenced(tier, **more)
+    made = create_sequenced_stream(tier, **more)
     for session in "tuv":
-        tell(made, 1, rows=["a"], session=session)
+        send_message(made, 1, rows=["a"], session=session)
     for session in "stuv":
-        tell(made, 2, 2, session=session)
+        send_message(made, 2, 2, session=session)
     made.run()
-    tell(made, 3, 3, session="v")
+    send_message(made, 3, 3, session="v")
     made.run()
     made.kafka.delete_records(A0, 9)
     remove_file(made, made.accounts()[A0].state[0].path)
@@ -83,16 +82,16 @@ def test_sessions_go_on_by_proof_or_snapshot_and_those_of_whole_files_at_once() 
         (None, 9, 9, "forward")
     ]
     for session, sequence in (("s", 3), ("t", 4), ("v", 4)):
-        tell(made, sequence, 9, session=session)
+        send_message(made, sequence, 9, session=session)
     outcome = made.run()
     assert (outcome.findings, outcome.headless) == ([], 1)
-    assert (state(made, "s"), state(made, "t"), state(made, "v")) == (
+    assert (rows_of_session(made, "s"), rows_of_session(made, "t"), rows_of_session(made, "v")) == (
         {"a": 9, "b": 0},
         {"a": 2},
         {"a": 9},
     )
-    tell(made, 7, rows=["c"], session="t")
-    tell(made, 3, rows=["c"], session="u")
+    send_message(made, 7, rows=["c"], session="t")
+    send_message(made, 3, rows=["c"], session="u")
     assert made.run().findings == []
     assert [row["op"] for row in records_in_order(made, A0) if row["session"] == "t"][-2:] == [
         "snapshot",
@@ -124,7 +123,10 @@ def test_without_a_sequence_sessions_wait_for_a_snapshot_and_whole_ones_do_not()
     assert made.run().headless == 1
     send(made, A0, ["a"], session="k2")
     made.run()
-    assert (state(made, "k1"), state(made, "k2")) == ({"a": 7, "b": 0}, {"a": 0})
+    assert (rows_of_session(made, "k1"), rows_of_session(made, "k2")) == (
+        {"a": 7, "b": 0},
+        {"a": 0},
+    )
     assert_records_match_state(made)
 
 
@@ -146,7 +148,7 @@ def test_who_was_in_doubt_still_is() -> None:
     repair(made, forward=True)
     send(made, A0, 7, session="k1")
     assert made.run().headless == 1
-    assert state(made, "k1") == {"a": 0, "b": 0}
+    assert rows_of_session(made, "k1") == {"a": 0, "b": 0}
     send(made, A0, ["a"], session="k1")
     made.run()
     assert [gap for gap in gaps_of(made) if gap.closed is None] == []
@@ -178,16 +180,16 @@ def _put(made: MemoryStream, value: int, *, start: bool) -> None:
 
 def test_quarantine_outlives_its_state() -> None:
     """The gaps say who was set aside: the ledger counts them on, and a snapshot ends it."""
-    made = sequenced("strict")
-    tell(made, 9, 9)
-    tell(made, 1, rows=["a"], session="t")
+    made = create_sequenced_stream("strict")
+    send_message(made, 9, 9)
+    send_message(made, 1, rows=["a"], session="t")
     made.run()
     made.kafka.delete_records(A0, 3)
     remove_file(made, made.accounts()[A0].state[0].path)
     repair(made, forward=True)
     assert made.accounts()[A0].quarantined == 1
     assert made.sessions(A0)["s"].finding == "sequence gap"
-    tell(made, 11, rows=["a"])
+    send_message(made, 11, rows=["a"])
     assert made.run().quarantined == 0
     assert next((gap.until, gap.closed_how) for gap in gaps_of(made) if gap.session == "s") == (
         3,
@@ -250,8 +252,8 @@ def test_nothing_is_made_of_damaged_records() -> None:
 def test_a_partition_that_waits_for_lost_messages_too_goes_on_behind_both() -> None:
     """One command, one commit."""
     made = lost()
-    tell(made, 3, 3, session="s")
-    tell(made, 4, 4, session="v")
+    send_message(made, 3, 3, session="s")
+    send_message(made, 4, 4, session="v")
     made.kafka.delete_records(A0, 10)
     assert [one.finding for one in made.run().findings] == ["expired"]
     done = repair(made, forward=True)
@@ -263,7 +265,7 @@ def test_a_partition_that_waits_for_lost_messages_too_goes_on_behind_both() -> N
         True,
     )
     outcome = made.run()
-    assert (outcome.findings, outcome.headless, state(made, "v")) == ([], 0, {"a": 4})
+    assert (outcome.findings, outcome.headless, rows_of_session(made, "v")) == ([], 0, {"a": 4})
     assert_records_match_state(made)
 
 
@@ -294,11 +296,11 @@ def test_a_state_whose_messages_were_compacted_away_is_not_planned_to_be_folded_
     """The log begins where it did, and what made the state is gone from its middle: only forward is
     a plan.
     """
-    made = sequenced("strict")
+    made = create_sequenced_stream("strict")
     for session in "tuv":
-        tell(made, 1, rows=["a"], session=session)
+        send_message(made, 1, rows=["a"], session=session)
     for session in "stuv":
-        tell(made, 2, 2, session=session)
+        send_message(made, 2, 2, session=session)
     made.run()
     made.kafka.topics["in-a"].compacted = True
     before = records_in_order(made, A0)
