@@ -133,7 +133,12 @@ def render_plan_markdown(plan: dict[str, Any]) -> str:
     lines += [
         f"{path} is damaged, and nothing needs it any more: it is deleted" for path in plan["drops"]
     ]
-    lines.append("")
+    lines += [
+        "",
+        "Approve   does exactly this; if something has changed meanwhile, nothing is done",
+        "Reject    changes nothing, and what is damaged waits on",
+        "",
+    ]
     lines += [f"not repaired by this: {note}" for note in plan["notes"]]
     # A backtick would end the block.
     text = "\n".join(lines).replace("`", "'")

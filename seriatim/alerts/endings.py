@@ -107,7 +107,11 @@ def _ending(manifest: Manifest, later_entry: Entry | None, concern: Concern) -> 
             return ""
     deed = DEEDS.get(type(entry), "")
     if concern.kind in ("quarantine", "swapped"):
-        deed = _session_deeds(entry, concern.location) or deed
+        session_deeds = _session_deeds(entry, concern.location)
+        if concern.kind == "swapped" and not session_deeds and isinstance(entry, SliceEntry):
+            # A slice that only folded other sessions of the partition. An older entry did it.
+            return ""
+        deed = session_deeds or deed
     if isinstance(entry, AcceptEntry | RetireEntry | ReleaseEntry) and entry.reason:
         deed += f": {entry.reason}"
     return f"{deed} (entry {entry.sequence})" if deed else ""

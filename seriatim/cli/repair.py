@@ -21,7 +21,16 @@ from seriatim.cli.output import (
     print_findings,
 )
 from seriatim.context import ConnectedStream
-from seriatim.engine.findings import Finding, count_of, new_findings_error, shell_quote, shorten
+from seriatim.engine.findings import (
+    Finding,
+    count_of,
+    list_some,
+    new_findings_error,
+    noun_of,
+    printable_session,
+    shell_quote,
+    shorten,
+)
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.ledger.commit import require_head
 from seriatim.operations.repair.backfill import backfill_ranges
@@ -44,6 +53,8 @@ from seriatim.operations.report_findings import mark_reported, unreported_findin
 from seriatim.operations.run_request import RefusedValueError, RunRequest, parse_run_request
 from seriatim.stream_files import refuse_unwritable_output
 
+SESSIONS_NAMED_MAX = 5
+"""Sessions that a plan names for each partition."""
 MACHINE_CHOICES = ("deployed", "unchanged")
 MessagesMax = Annotated[
     int | None,
@@ -539,7 +550,9 @@ def _describe_action(action: RepairAction) -> str:
         text += f", then sessions that still differ, at most to {rewind.frontier}"
     sessions = rewind.request.sessions
     if sessions is not None:
-        text += f", only {count_of(len(sessions), 'session')}"
+        names = [printable_session(session) for session in sorted(sessions)]
+        noun = noun_of(len(names), "session")
+        text += f", only {noun} {list_some(names, SESSIONS_NAMED_MAX)}"
     return text
 
 

@@ -227,8 +227,8 @@ def _print_loss_bound(distance: LossBound) -> None:
         return
     agreed = f", agreed {distance.agreed_minutes} minutes" if distance.agreed_minutes else ""
     typer.echo(
-        f"Loss bound: {count_of(distance.messages, 'message')}"
-        f" or {distance.seconds / 60:.1f} minutes to a snapshot{agreed}"
+        "Loss bound (until its next snapshot a lost message damages at most):"
+        f" {count_of(distance.messages, 'message')} or {distance.seconds / 60:.1f} minutes{agreed}"
     )
 
 

@@ -137,6 +137,11 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether `repair --forward` goes on without it."""
         return self.advice_key in FORWARD
 
+    @property
+    def can_be_repaired(self) -> bool:
+        """Whether a repair may help as things are, without another tier and without a decision."""
+        return self.advice_key in REPAIRABLE
+
     def advice(self, stream: str) -> str:
         """What to do about it."""
         return FINDING_ADVICE[self.advice_key].format(
@@ -251,6 +256,19 @@ LASTING_FINDINGS = ("sequence gap", "repeat", "disorder")
 """Findings of a session that the same messages give again: folding them again does not help."""
 FORWARD = ("expired", "poison")
 """Keys of the advice that offers `repair --forward`."""
+REPAIRABLE = (
+    *FORWARD,
+    "gap",
+    "truncated",
+    "session",
+    "moved session",
+    "precondition",
+    "raised",
+    "check",
+)
+"""Keys of the advice of which `seriatim repair` is a part. The others are a person's decision, a warning,
+or a finding of `LASTING_FINDINGS`.
+"""
 FINDING_ADVICE = {
     "gap": "seriatim repair {stream} --partition {place}\n"
     "looks again and says what is gone. The partition waits and loses nothing; the other partitions go on",

@@ -15,8 +15,14 @@ from seriatim.engine.findings import Finding
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Halt
-from seriatim.operations.repair.damage import LiftHaltAction, RepairPlan, RepairRequest
+from seriatim.operations.repair.damage import (
+    LiftHaltAction,
+    RepairPlan,
+    RepairRequest,
+    plan_repair,
+)
 from seriatim.operations.run_request import parse_run_request
+from tests.operations.repair.test_swapped_messages import stream_of, tell
 from tests.operations.repair_helper import create_sliced_stream
 
 
@@ -72,6 +78,22 @@ def test_a_plan_ends_with_the_command_that_applies_it(
     )
     last_line = PlannedRepair(plan, "seriatim repair demo --apply").render().splitlines()[-1]
     assert last_line == f"nothing was changed. To do it: {command}"
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(1, ", only session s0\n"), (7, ", only sessions s0, s1, s2, s3, s4 and 2 more\n")],
+)
+def test_a_plan_names_the_sessions_that_are_folded_again(count: int, said: str) -> None:
+    """Who approves the plan has to know about whom it is."""
+    made = stream_of()
+    sessions = [f"s{number}" for number in range(count)]
+    for session in sessions:
+        for sequence in (1, 3, 2):
+            tell(made, sequence, rows=["a"] if sequence == 1 else None, session=session)
+    made.run()
+    plan = plan_repair(made.open(), RepairRequest())
+    assert said in PlannedRepair(plan, "seriatim repair s --apply").render()
 
 
 def test_the_command_of_a_backfill_can_be_pasted() -> None:
