@@ -336,7 +336,7 @@ def run_repair(
             has_work = bool(plan.actions or plan.deleted_files or plan.resumed_hold)
             if not apply or not has_work:
                 if plan.notes or not has_resumed:
-                    print_result(PlannedRepair(plan, apply_command))
+                    print_result(PlannedRepair(plan, apply_command, apply and bool(approval)))
                 return
             _apply_plan(open_stream, plan, approval=approval, messages_max=messages_max)
             if plan.request == request:
@@ -383,11 +383,15 @@ def _apply_plan(
             )
         finally:
             progress.close()
-    _print_applied(open_stream, repair_plan, result)
+    _print_applied(open_stream, repair_plan, result, is_approved=bool(approval))
 
 
 def _print_applied(
-    open_stream: ConnectedStream, repair_plan: RepairPlan, result: RefoldResult
+    open_stream: ConnectedStream,
+    repair_plan: RepairPlan,
+    result: RefoldResult,
+    *,
+    is_approved: bool,
 ) -> None:
     """Print what a repair did. Findings that are new, or still there, are raised afterwards."""
     name = repair_plan.stream
@@ -398,7 +402,7 @@ def _print_applied(
     print_derived_error(name, result.derived_error)
     for finding in errors_among(result.repeated_findings):
         print_notice(describe_remaining_finding(name, finding))
-    applied = AppliedRepair(repair_plan, result, findings)
+    applied = AppliedRepair(repair_plan, result, findings, is_approved)
     if result.sequence >= 0 or not Options.json:
         print_result(applied)
         return
@@ -431,6 +435,8 @@ class PlannedRepair(CommandResult):
     plan: RepairPlan
     apply_command: str
     """What a person types to apply it."""
+    is_approved: bool = False
+    """Whether a person approved it. Nothing is left to do then, and what else is damaged fails no repair."""
 
     def to_json(self) -> JsonObject:
         """The plan, with one object for each action."""
@@ -469,7 +475,7 @@ class PlannedRepair(CommandResult):
 
     def error(self) -> SeriatimError | None:
         """Damage that the plan does not repair."""
-        return _error_of_notes(self.plan)
+        return None if self.is_approved else _error_of_notes(self.plan)
 
     def _action_lines(self) -> list[str]:
         """What would be done, what would not be repaired, and how to apply the plan."""
@@ -626,6 +632,10 @@ class AppliedRepair(CommandResult):
     plan: RepairPlan
     result: RefoldResult
     findings: list[Finding]
+    is_approved: bool = False
+    """Whether a person approved the plan. Then it was done, and damage beside it fails no repair: it was
+    in the plan that the person read, or it is new, and runs report what is new.
+    """
 
     def to_json(self) -> JsonObject:
         """The counts of the commit, and the ranges that were folded again."""
@@ -684,7 +694,7 @@ class AppliedRepair(CommandResult):
                 next="the cause is in the messages themselves: fix the producer,"
                 " or wait for the sessions' next snapshots",
             )
-        return _error_of_notes(self.plan)
+        return None if self.is_approved else _error_of_notes(self.plan)
 
 
 def describe_remaining_finding(name: str, finding: Finding) -> str:

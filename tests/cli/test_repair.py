@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.cli.repair import (
+    AppliedRepair,
     PlannedRepair,
     _backfill_command,
     describe_remaining_finding,
@@ -21,6 +22,7 @@ from seriatim.operations.repair.damage import (
     RepairRequest,
     plan_repair,
 )
+from seriatim.operations.repair.refold import RefoldResult
 from seriatim.operations.run_request import parse_run_request
 from tests.operations.repair.test_swapped_messages import stream_of, tell
 from tests.operations.repair_helper import create_sliced_stream
@@ -94,6 +96,21 @@ def test_a_plan_names_the_sessions_that_are_folded_again(count: int, said: str) 
     made.run()
     plan = plan_repair(made.open(), RepairRequest())
     assert said in PlannedRepair(plan, "seriatim repair s --apply").render()
+
+
+@pytest.mark.parametrize("is_approved", [False, True])
+def test_an_approved_repair_does_not_fail_because_of_other_damage(*, is_approved: bool) -> None:
+    """It was in the plan that the person read, or it came later and has a mail of its own. A second
+    alarm would be about a repair that did all that it was asked for.
+    """
+    plan = RepairPlan(
+        stream="s", request=RepairRequest(), sequence=7, approval="t", notes=("b/1 waits",)
+    )
+    applied = AppliedRepair(plan, RefoldResult(sequence=8), [], is_approved)
+    for result in (applied, PlannedRepair(plan, "", is_approved)):
+        assert (result.error() is None) == is_approved
+    finding = Finding(finding="gap", topic="a", partition=0, offset=3)
+    assert AppliedRepair(plan, RefoldResult(sequence=8), [finding], is_approved).error() is not None
 
 
 def test_the_command_of_a_backfill_can_be_pasted() -> None:

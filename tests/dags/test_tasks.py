@@ -443,7 +443,9 @@ def test_a_plan_of_a_repair_is_shown_with_what_it_leaves(answers: dict[str, Any]
     assert plan["text"].startswith("```text\n")
     assert plan["approval"] == "t"
     assert "a/0  folds again [0, 5)" in plan["text"]
-    assert "\nApprove   does exactly this" in plan["text"]
+    assert "\nApprove   does this" in plan["text"]
+    # A longer line pushes the buttons out of the panel in which Airflow shows it.
+    assert max(map(len, plan["text"].splitlines())) <= 64
     assert "\nReject    changes nothing" in plan["text"]
     assert "not repaired by this: b/1 needs its topic back" in plan["text"]
     assert error == ["IntegrityError", "orders: no repair can fix the damage"]
