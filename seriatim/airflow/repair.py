@@ -141,7 +141,7 @@ def render_plan_markdown(plan: dict[str, Any]) -> str:
     lines += [f"not repaired by this: {note}" for note in plan["notes"]]
     lines += [
         "",
-        "Approve   does this, and folds what came meanwhile again as well;",
+        "Approve   does this, and folds again what came meanwhile;",
         "          not if another repair or a halt came meanwhile",
         "Reject    changes nothing, and what is damaged waits on",
     ]

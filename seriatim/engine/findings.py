@@ -286,8 +286,9 @@ FINDING_ADVICE = {
     "passed": "look at the producer if it happens often; nothing waits for you. `seriatim gaps {stream}` says which\n"
     "output is not to be trusted, until the session's next snapshot",
     "skipped": "look at the producer: the message was passed over, as on_poison in the stream file says",
-    "session": "fix the producer or the machine, then: seriatim repair {stream} --partition {place}\n"
-    "The session's messages are kept (table quarantine); its next snapshot makes it right, too",
+    "session": "ask the producer for a snapshot of the session: that makes it right. Folding the same messages\n"
+    "again helps only if the machine was wrong: fix it, then: seriatim repair {stream} --partition {place}\n"
+    "The session's messages are kept (table quarantine)",
     "sequence gap": "ask the producer for a snapshot of the session: that makes it right. `seriatim status {stream}`\n"
     "says whether the missing message came later, and what helps then.\n"
     "If it never came, and the session is right without it:\n"

@@ -132,6 +132,25 @@ def test_a_swap_that_a_snapshot_has_settled_is_not_ended_by_later_runs() -> None
     )
 
 
+@pytest.mark.parametrize(("delay_seconds", "is_named"), [(60, False), (-60, True)])
+def test_a_failed_repair_is_not_ended_by_its_own_entry(
+    delay_seconds: int, *, is_named: bool
+) -> None:
+    """It committed and failed afterwards. An entry that came later has ended it."""
+    watcher = halted()
+    made = watcher.made
+    repaired(made)
+    end = made.ledger.head("s")
+    assert end is not None
+    entry = made.ledger.manifest_at("s", end.ledger.sequence).entry
+    since = entry.at_seconds + delay_seconds
+    concern = Concern(kind=REPAIR, text="it failed", next="")
+    endings = find_endings(
+        made.stream, made.ledger, [Incident(concern=concern, since_seconds=since)]
+    )
+    assert bool(endings) == is_named
+
+
 def test_an_entry_that_cannot_be_read_hides_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mail comes with the finding of the same look. Only what ended the incident is left out."""
     watcher = halted()

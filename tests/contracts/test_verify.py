@@ -207,3 +207,11 @@ def test_messages_that_were_put_into_order_are_good(tmp_path: Path) -> None:
     plan = plan_repair(opened, RepairRequest(ranges={"in-a/0": (0, 5)}))
     assert RepairRun(opened).apply(plan, 1000).repeated_findings == []
     assert verify(tmp_path, everything=True).difference is None
+
+
+def test_a_missing_file_is_made_again_by_the_command_with_apply(root: Path) -> None:
+    """Without --apply the command that is named only shows a plan."""
+    paths(root, "records/in-*/*/*.parquet")[0].unlink()
+    advice = first_difference(root).next
+    assert "`seriatim repair {stream}` shows how it is made again" in advice
+    assert "with --apply" in advice

@@ -67,7 +67,7 @@ RESTORE_ADVICE = (
     "restore {file} from a backup; `seriatim verify {stream} --all` then looks at everything again"
 )
 REPAIR_ADVICE = (
-    "`seriatim repair {stream}` makes it again from Kafka, and shows how;"
+    "`seriatim repair {stream}` shows how it is made again from Kafka, and does it with --apply;"
     " or restore {file} from a backup"
 )
 RESTORE_LOG_ADVICE = (
