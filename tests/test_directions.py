@@ -36,7 +36,7 @@ WITH_TIME_ZONES = PURE | {"zoneinfo"}
 """The same, and the database of time zones. It is read from files, but they are the same everywhere."""
 PARSED = frozenset({
     "__future__", "collections", "contextlib", "ctypes", "datetime", "importlib.resources", "logging", "pathlib",
-    "re", "runpy", "signal", "subprocess", "sys", "tempfile", "time", "typing", "urllib.parse",
+    "re", "runpy", "signal", "subprocess", "sys", "tempfile", "textwrap", "time", "typing", "urllib.parse",
 })  # fmt: skip
 """Modules of the standard library for files that Airflow parses again and again."""
 

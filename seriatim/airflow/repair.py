@@ -8,6 +8,7 @@ Next: dags/repair.py makes a DAG of these tasks; cli/repair.py is the command th
 
 from __future__ import annotations
 
+import textwrap
 import time
 from typing import Any
 
@@ -23,6 +24,9 @@ from seriatim.errors import IntegrityError
 from seriatim.operations.repair_text import action_lines, fact_lines, held_by_repair
 from seriatim.operations.run_request import repair_arguments
 
+PLAN_WIDTH_MAX = 64
+"""Characters in a line of a plan: Airflow's panel of required actions shows no more at 1300 pixels."""
+FACT_MARGIN = 12
 REJECTED_TEXT = (
     "rejected: nothing was changed, and the damage is still there; "
     "trigger this DAG again for another plan, or see `seriatim status %s`"
@@ -133,10 +137,22 @@ def render_plan_markdown(plan: dict[str, Any]) -> str:
     ]
     lines.append("")
     lines += [f"not repaired by this: {note}" for note in plan["notes"]]
+    lines += [
+        "",
+        "Approve   does this, and folds again what came meanwhile;",
+        "          not if another repair or a halt came meanwhile",
+        "Reject    changes nothing, and what is damaged waits on",
+    ]
     # A backtick would end the block.
-    text = "\n".join(lines).replace("`", "'")
+    text = "\n".join(map(_wrap_line, "\n".join(lines).splitlines())).replace("`", "'")
     # Airflow's page shows a block without a language as one line.
     return f"```text\n{text}\n```"
+
+
+def _wrap_line(line: str) -> str:
+    """The line in pieces that fit. A longer one would push the buttons out of Airflow's panel."""
+    margin = " " * (FACT_MARGIN if line.startswith("  ") else 4)
+    return textwrap.fill(line, PLAN_WIDTH_MAX, subsequent_indent=margin, replace_whitespace=False)
 
 
 def _hold_lines(hold: dict[str, Any], *, is_resumed: bool) -> list[str]:

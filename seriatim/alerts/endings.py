@@ -81,7 +81,7 @@ def find_endings(
             # may be findings, are mailed without what ended the incident.
             break
         for key, incident in ended.items():
-            ending = _ending(manifest, later_entry, incident.concern)
+            ending = _ending(manifest, later_entry, incident)
             if ending:
                 endings.setdefault(key, ending)
         # An incident begins with the look that sees it. The entry that opened it is older than that.
@@ -91,23 +91,31 @@ def find_endings(
     return endings
 
 
-def _ending(manifest: Manifest, later_entry: Entry | None, concern: Concern) -> str:
-    """What ended an incident with this concern: the entry after this manifest, if the incident is
-    still open in the manifest's ledger, or the manifest's own entry. Empty if neither did.
+def _ending(manifest: Manifest, later_entry: Entry | None, incident: Incident) -> str:
+    """What ended an incident: the entry after this manifest, if the incident is still open in the
+    manifest's ledger, or the manifest's own entry. Empty if neither did.
     """
+    concern = incident.concern
     if concern.kind in LEDGER_KINDS:
         if later_entry is None or not _is_open(manifest.ledger, concern):
             return ""
         entry = later_entry
     else:
         entry = manifest.entry
+        if concern.kind == REPAIR and entry.at_seconds < incident.since_seconds:
+            # A repair may commit and fail afterwards. Its own entry did not end its failure.
+            return ""
         partition_names = {str(change.partition) for change in entry.changes}
         is_possible = isinstance(entry, NEWEST_ENDS.get(concern.kind, ()))
         if not is_possible or (concern.location and concern.location not in partition_names):
             return ""
     deed = DEEDS.get(type(entry), "")
     if concern.kind in ("quarantine", "swapped"):
-        deed = _session_deeds(entry, concern.location) or deed
+        session_deeds = _session_deeds(entry, concern.location)
+        if concern.kind == "swapped" and not session_deeds and isinstance(entry, SliceEntry):
+            # A slice that only folded other sessions of the partition. An older entry did it.
+            return ""
+        deed = session_deeds or deed
     if isinstance(entry, AcceptEntry | RetireEntry | ReleaseEntry) and entry.reason:
         deed += f": {entry.reason}"
     return f"{deed} (entry {entry.sequence})" if deed else ""

@@ -9,6 +9,7 @@ Next: alerts/incidents.py decides what is news; alerts/smtp.py sends the mail.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
@@ -58,8 +59,14 @@ WHERE_TO_TYPE = (
     "in the project's folder, on a host where Seriatim is installed;\n"
     "with docker-compose.yaml: docker compose exec scheduler bash"
 )
-WHERE_TO_PASTE = "press Trigger, open Advanced Options, and put into Configuration JSON:"
+WHERE_TO_PASTE = (
+    "press Trigger, open Advanced Options, and replace all that Configuration JSON contains by:"
+)
 """Airflow 3.3 has no address that opens the form, so the page of the DAG is as near as a link leads."""
+HOW_TO_APPROVE = (
+    "then press Trigger below it, and on the page of the run Required Actions:\n"
+    "there you read the plan and approve it"
+)
 RUNBOOK = "docs/RUNBOOK.md"
 
 
@@ -181,9 +188,9 @@ def _findings_subject(alert: Alert, context: MailContext) -> str:
     subject = f"{FINDING_TITLES[finding.finding]} in {location}{_at_offset(finding)}"
     session = context.quarantined_session(finding)
     if session is not None and session.cause == SWAPPED:
-        subject += f", {SWAPPED}"
+        subject += f" ({SWAPPED})"
     if len(findings) > 1:
-        subject += f" and {len(findings) - 1} more"
+        subject += f", and {len(findings) - 1} more"
     return subject if waiting else f"{subject}, well again by now"
 
 
@@ -345,16 +352,15 @@ def _finding_section(finding: Finding, context: MailContext, at_seconds: float) 
     session = context.quarantined_session(finding)
     missing = session.missing if session is not None else None
     advice = finding.advice(context.stream)
-    in_airflow = _repair_link(finding, context)
+    can_be_repaired = finding.can_be_repaired
     in_kafka = ""
     if session is not None and missing is not None:
         in_kafka = missing.describe()
         group = QuarantineGroup(finding=finding.finding, cause=session.cause, sessions=[session])
         if context.status is not None:
             advice = group.advice(context.status)
-        if not missing.is_swapped:
-            # A repair would find the same gap again.
-            in_airflow = ""
+        # Without the message, a repair would find the same gap again.
+        can_be_repaired = missing.is_swapped
     facts = {
         "expected": finding.expected,
         "found": finding.found,
@@ -363,7 +369,7 @@ def _finding_section(finding: Finding, context: MailContext, at_seconds: float) 
         "touched": finding.touched,
         "time left": time_left,
         "next": advice,
-        "in Airflow": in_airflow,
+        "in Airflow": _repair_link(finding, context) if can_be_repaired else "",
         "runbook": context.runbook(finding.finding),
     }
     short_facts = {label: shorten(fact, FACT_MAX) for label, fact in facts.items() if fact}
@@ -382,24 +388,24 @@ def _describe_time_left(seconds: int | None, context: MailContext, at_seconds: f
 
 def _repair_link(finding: Finding, context: MailContext) -> str:
     """Where the repair of a finding is in Airflow; empty without Airflow."""
-    values = {}
+    values: dict[str, str | bool] = {}
     if finding.partition >= 0:
         values["partition"] = finding.partition_name
     if finding.session is not None:
         values["session"] = finding.session
-    text = _repair_form(context, values)
-    if text and finding.can_go_forward:
-        text += "\nor with forward checked to go on without it"
-    return text
+    if finding.can_go_forward:
+        # Without it the partition would wait at the same offset again.
+        values["forward"] = True
+    return _repair_form(context, values)
 
 
-def _repair_form(context: MailContext, values: dict[str, str]) -> str:
+def _repair_form(context: MailContext, values: Mapping[str, str | bool]) -> str:
     """The repair DAG, where to paste, and what: its form cannot be filled in by a link."""
     link = context.airflow_link("dags/seriatim_repair")
     if not link:
         return ""
     form = msgspec.json.encode({"stream": context.stream, **values}).decode()
-    return f"open {link}, {WHERE_TO_PASTE}\n{form}"
+    return f"open {link}, {WHERE_TO_PASTE}\n{form}\n{HOW_TO_APPROVE}"
 
 
 def _failed_run_section(

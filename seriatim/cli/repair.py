@@ -21,7 +21,15 @@ from seriatim.cli.output import (
     print_findings,
 )
 from seriatim.context import ConnectedStream
-from seriatim.engine.findings import Finding, count_of, new_findings_error, shell_quote
+from seriatim.engine.findings import (
+    Finding,
+    count_of,
+    list_some,
+    new_findings_error,
+    noun_of,
+    printable_session,
+    shell_quote,
+)
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.ledger.commit import require_head
 from seriatim.operations.repair.backfill import backfill_ranges
@@ -45,6 +53,8 @@ from seriatim.operations.report_findings import mark_reported, unreported_findin
 from seriatim.operations.run_request import RefusedValueError, RunRequest, parse_run_request
 from seriatim.stream_files import refuse_unwritable_output
 
+SESSIONS_NAMED_MAX = 5
+"""Sessions that a plan names for each partition."""
 MACHINE_CHOICES = ("deployed", "unchanged")
 MessagesMax = Annotated[
     int | None,
@@ -326,7 +336,7 @@ def run_repair(
             has_work = bool(plan.actions or plan.deleted_files or plan.resumed_hold)
             if not apply or not has_work:
                 if plan.notes or not has_resumed:
-                    print_result(PlannedRepair(plan, apply_command))
+                    print_result(PlannedRepair(plan, apply_command, apply and bool(approval)))
                 return
             _apply_plan(open_stream, plan, approval=approval, messages_max=messages_max)
             if plan.request == request:
@@ -373,11 +383,15 @@ def _apply_plan(
             )
         finally:
             progress.close()
-    _print_applied(open_stream, repair_plan, result)
+    _print_applied(open_stream, repair_plan, result, is_approved=bool(approval))
 
 
 def _print_applied(
-    open_stream: ConnectedStream, repair_plan: RepairPlan, result: RefoldResult
+    open_stream: ConnectedStream,
+    repair_plan: RepairPlan,
+    result: RefoldResult,
+    *,
+    is_approved: bool,
 ) -> None:
     """Print what a repair did. Findings that are new, or still there, are raised afterwards."""
     name = repair_plan.stream
@@ -388,7 +402,7 @@ def _print_applied(
     print_derived_error(name, result.derived_error)
     for finding in errors_among(result.repeated_findings):
         print_notice(describe_remaining_finding(name, finding))
-    applied = AppliedRepair(repair_plan, result, findings)
+    applied = AppliedRepair(repair_plan, result, findings, is_approved)
     if result.sequence >= 0 or not Options.json:
         print_result(applied)
         return
@@ -421,6 +435,8 @@ class PlannedRepair(CommandResult):
     plan: RepairPlan
     apply_command: str
     """What a person types to apply it."""
+    is_approved: bool = False
+    """Whether a person approved it. Nothing is left to do then, and what else is damaged fails no repair."""
 
     def to_json(self) -> JsonObject:
         """The plan, with one object for each action."""
@@ -459,7 +475,7 @@ class PlannedRepair(CommandResult):
 
     def error(self) -> SeriatimError | None:
         """Damage that the plan does not repair."""
-        return _error_of_notes(self.plan)
+        return None if self.is_approved else _error_of_notes(self.plan)
 
     def _action_lines(self) -> list[str]:
         """What would be done, what would not be repaired, and how to apply the plan."""
@@ -537,7 +553,9 @@ def _describe_action(action: RepairAction) -> str:
         text += f", then sessions that still differ, at most to {rewind.frontier}"
     sessions = rewind.request.sessions
     if sessions is not None:
-        text += f", only {count_of(len(sessions), 'session')}"
+        names = [printable_session(session) for session in sorted(sessions)]
+        noun = noun_of(len(names), "session")
+        text += f", only {noun} {list_some(names, SESSIONS_NAMED_MAX)}"
     return text
 
 
@@ -612,6 +630,10 @@ class AppliedRepair(CommandResult):
     plan: RepairPlan
     result: RefoldResult
     findings: list[Finding]
+    is_approved: bool = False
+    """Whether a person approved the plan. Then it was done, and damage beside it fails no repair: it was
+    in the plan that the person read, or it is new, and runs report what is new.
+    """
 
     def to_json(self) -> JsonObject:
         """The counts of the commit, and the ranges that were folded again."""
@@ -670,7 +692,7 @@ class AppliedRepair(CommandResult):
                 next="the same messages give them again: ask the producer for a snapshot of each"
                 " session, or wait for the next one",
             )
-        return _error_of_notes(self.plan)
+        return None if self.is_approved else _error_of_notes(self.plan)
 
 
 def describe_remaining_finding(name: str, finding: Finding) -> str:

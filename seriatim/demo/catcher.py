@@ -28,7 +28,10 @@ MAIL_POLICY = (
     "sandbox allow-popups allow-popups-to-escape-sandbox"
 )
 """What the page of a mail may do: show itself, and open links in another tab."""
-LINKS_IN_NEW_TAB = '<base target="_blank">'
+MAIL_HEAD = (
+    '<meta name="viewport" content="width=device-width, initial-scale=1"><base target="_blank">'
+)
+"""Before a mail: it is as wide as the phone, and its links open in a new tab."""
 
 
 class MailFolder:
@@ -80,7 +83,7 @@ def _parse_mail(content: bytes) -> EmailMessage:
 def _mail_html(mail: EmailMessage) -> str:
     body = mail.get_body(("html",))
     if body is not None:
-        return f"{LINKS_IN_NEW_TAB}{body.get_content()}"
+        return f"{MAIL_HEAD}{body.get_content()}"
     plain = mail.get_body(("plain",))
     text = "" if plain is None else str(plain.get_content())
     return render_template("mail_catcher.html", mails=[], text=text)

@@ -215,8 +215,9 @@ def describe_process(process: psutil.Process) -> str:
         words = process.cmdline() or [process.name()]
     except psutil.Error:
         return f"pid {process.pid}"
-    # The folder of the program would take the room of the arguments, which tell more.
-    command = " ".join([Path(words[0]).name, *words[1:]])
+    # The folder of the program would take the room of the arguments, which tell more. A process that
+    # changed its title has filled the rest of it with spaces.
+    command = " ".join(" ".join([Path(words[0]).name, *words[1:]]).split())
     if len(command) > COMMAND_SHOWN_MAX:
         command = f"{command[:COMMAND_SHOWN_MAX]}…"
     return f"pid {process.pid} ({command})"

@@ -126,8 +126,8 @@ def request_break(folder: Path) -> int:
         return 2
     (folder / BREAK_FILE).touch()
     print_line(
-        "One message will be dropped and two swapped. Within two minutes"
-        f" the DAG `{STREAM}` is red and a mail is there:\n"
+        "One message will be dropped and two swapped. After the next run or the one after it, which on a\n"
+        f"quiet machine takes about two minutes, the DAG `{STREAM}` is red and a mail is there:\n"
         f"  http://127.0.0.1:{record.ports.page}\n"
         "The two sessions are set aside, everything else goes on. Producers are asked for snapshots, so a later mail\n"
         "says that it is over. To type what the mails say, or to look:\n"

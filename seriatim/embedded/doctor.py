@@ -202,9 +202,12 @@ def _check_spark(settings: Settings) -> str:
             command, env=environ, capture_output=True, text=True, timeout=SPARK_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
+        advice = "check SERIATIM_SPARK_MASTER"
+        if settings.spark_master.startswith("local"):
+            # Spark is on this host, so no address can be wrong.
+            advice = "look at the load of this host (`uptime`), and try again when it is less"
         raise PlatformError(
-            f"no answer from {settings.spark_master} in {SPARK_SECONDS} s",
-            next="check SERIATIM_SPARK_MASTER",
+            f"no answer from {settings.spark_master} in {SPARK_SECONDS} s", next=advice
         ) from None
     if process.returncode:
         error_lines = process.stderr.strip().splitlines() or ["it ended without a word"]

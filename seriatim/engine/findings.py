@@ -169,6 +169,11 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether `repair --forward` goes on without it."""
         return self.advice_key in FORWARD
 
+    @property
+    def can_be_repaired(self) -> bool:
+        """Whether a repair may help as things are, without another tier and without a decision."""
+        return self.advice_key in REPAIRABLE
+
     def advice(self, stream: str, *, all_partitions: bool = False) -> str:
         """What to do about it. With `all_partitions` it stands for sessions of several partitions, and
         a command that folds them again names none.
@@ -286,6 +291,19 @@ LASTING_FINDINGS = ("sequence gap", "repeat", "disorder")
 """Findings of a session that the same messages give again: folding them again does not help."""
 FORWARD = ("expired", "poison")
 """Keys of the advice that offers `repair --forward`."""
+REPAIRABLE = (
+    *FORWARD,
+    "gap",
+    "truncated",
+    "session",
+    "moved session",
+    "precondition",
+    "raised",
+    "check",
+)
+"""Keys of the advice of which `seriatim repair` is a part. The others are a person's decision, a warning,
+or a finding of `LASTING_FINDINGS`.
+"""
 FINDING_ADVICE = {
     "gap": "seriatim repair {stream} --partition {place}\n"
     "looks again and says what is gone. The partition waits and loses nothing; the other partitions go on",
@@ -306,8 +324,9 @@ FINDING_ADVICE = {
     "poisoned session": "ask the producer for a snapshot of the session, or wait for its next one: that makes\n"
     "it right. Folding again helps only if the decoder, the schema registry or the stream file was\n"
     "changed since; then: seriatim repair {stream}{partition_option}",
-    "session": "fix the producer or the machine, then: seriatim repair {stream}{partition_option}\n"
-    "The session's messages are kept (table quarantine); its next snapshot makes it right, too",
+    "session": "ask the producer for a snapshot of the session: that makes it right. Folding the same messages\n"
+    "again helps only if the machine was wrong: fix it, then: seriatim repair {stream}{partition_option}\n"
+    "The session's messages are kept (table quarantine)",
     "sequence gap": "ask the producer for a snapshot of the session: that makes it right. `seriatim status {stream}`\n"
     "says whether the missing message came later, and what helps then.\n"
     "If it never came, and the session is right without it:\n"

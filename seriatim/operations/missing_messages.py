@@ -97,7 +97,10 @@ def missing_message_advice(
             "puts its messages into the order of their sequences, in one commit"
         )
     if missing.snapshot_offset is not None:
-        return f"seriatim run {stream}\nfolds the snapshot, and the session is right again"
+        return (
+            f"seriatim run {stream}\n"
+            "folds the snapshot, and the session is right again. So does the next run by schedule"
+        )
     ask = "ask its producer for a snapshot of the session: that makes it right."
     if snapshot_requests:
         ask = f"wait for its snapshot: runs ask the producer for it, on topic {snapshot_requests}."

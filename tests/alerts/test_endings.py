@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from seriatim.alerts.incidents import REPAIR, REPAIR_DAG, Note
+from seriatim.alerts.endings import find_endings
+from seriatim.alerts.incidents import REPAIR, REPAIR_DAG, Incident, Note
+from seriatim.engine.findings import Concern
 from seriatim.errors import IntegrityError
 from seriatim.ledger.manifests import Manifest
 from seriatim.operations.release import release_session
@@ -15,6 +17,7 @@ from seriatim.testing import MemoryStream
 from tests.alerts.test_alert import Watcher, repaired
 from tests.operations.decision_helper import retire
 from tests.operations.memory_streams import A0, create_filled_stream, send
+from tests.operations.repair.test_swapped_messages import stream_of, tell
 
 
 def halted() -> Watcher:
@@ -109,6 +112,43 @@ def test_many_sessions_are_not_all_named() -> None:
     assert "session s2 in" in ending
     assert "session s3 in" not in ending
     assert "; and 2 more sessions (entry" in ending
+
+
+def test_a_swap_that_a_snapshot_has_settled_is_not_ended_by_later_runs() -> None:
+    """Runs after the snapshot fold other sessions of the same partition. They ended nothing."""
+    made = stream_of(3, 2)
+    concern = Concern(kind="swapped", location=str(A0), text="session s", next="")
+    incident = Incident(concern=concern, since_seconds=made.clock.now_seconds())
+    tell(made, 4, rows=["a"])
+    made.run()
+    end = made.ledger.head("s")
+    assert end is not None
+    tell(made, 3, session="other")
+    made.run()
+    endings = find_endings(made.stream, made.ledger, [incident])
+    assert endings["swapped in-a/0"] == (
+        "session s in in-a/0 from offset 5 on: a snapshot from the producer made it right"
+        f" (entry {end.ledger.sequence})"
+    )
+
+
+@pytest.mark.parametrize(("delay_seconds", "is_named"), [(60, False), (-60, True)])
+def test_a_failed_repair_is_not_ended_by_its_own_entry(
+    delay_seconds: int, *, is_named: bool
+) -> None:
+    """It committed and failed afterwards. An entry that came later has ended it."""
+    watcher = halted()
+    made = watcher.made
+    repaired(made)
+    end = made.ledger.head("s")
+    assert end is not None
+    entry = made.ledger.manifest_at("s", end.ledger.sequence).entry
+    since = entry.at_seconds + delay_seconds
+    concern = Concern(kind=REPAIR, text="it failed", next="")
+    endings = find_endings(
+        made.stream, made.ledger, [Incident(concern=concern, since_seconds=since)]
+    )
+    assert bool(endings) == is_named
 
 
 def test_an_entry_that_cannot_be_read_hides_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from msgspec.structs import replace
 
 from seriatim.alerts.incidents import Alert, Incident, Note
 from seriatim.alerts.mail import GROUPS_LISTED_MAX, MailContext, compose_mail
-from seriatim.engine.findings import Concern, Finding
+from seriatim.engine.findings import FINDING_TITLES, Concern, Finding
 from seriatim.operations.missing_messages import MissingMessage
 from seriatim.operations.status import (
     HaltStatus,
@@ -70,8 +70,9 @@ def test_a_finding_says_all_that_a_person_needs() -> None:
 def test_what_can_be_left_behind_is_said_for_the_form_as_well() -> None:
     """Of an expired range or a poisonous message; no other finding has that way out."""
     mail = compose_mail(Alert(findings=[replace(GAP, finding="expired")]), PLACE, 0.0)
-    assert '"partition":"prefix-a/3"}\n' in mail.text
-    assert "or with forward checked to go on without it\n" in mail.text
+    assert '"partition":"prefix-a/3","forward":true}\n' in mail.text
+    without = compose_mail(Alert(findings=[GAP]), PLACE, 0.0)
+    assert "forward" not in without.text
 
 
 def test_messages_that_are_gone_have_no_time_left() -> None:
@@ -206,7 +207,9 @@ def test_where_to_paste_is_said() -> None:
     mail = compose_mail(Alert(findings=[GAP]), PLACE, 0.0)
     for said in (
         "open http://localhost:8080/dags/seriatim_repair, press Trigger, open Advanced Options",
-        "Configuration JSON",
+        "replace all that Configuration JSON contains by:\n",
+        "Required Actions:\n",
+        "there you read the plan and approve it",
         "docker compose exec scheduler bash",
     ):
         assert said in mail.text
@@ -351,6 +354,19 @@ def test_a_message_that_never_came_offers_no_refold() -> None:
     assert "seriatim_repair" not in text
 
 
+@pytest.mark.parametrize("level", ["error", "warning"])
+@pytest.mark.parametrize("session", [None, "s"])
+@pytest.mark.parametrize("kind", FINDING_TITLES)
+def test_the_form_of_a_repair_is_offered_only_where_a_repair_helps(
+    kind: str, session: str | None, level: Literal["error", "warning"]
+) -> None:
+    """Not for a warning, nor for what a person has to accept, nor for what the same messages give again."""
+    finding = replace(GAP, finding=kind, session=session, level=level)
+    advice = finding.advice("orders")
+    is_offered = "seriatim_repair" in mail_about(finding, status_with())
+    assert is_offered == ("seriatim repair " in advice and "Folding again finds" not in advice)
+
+
 def test_a_session_that_is_well_by_now_asks_for_nothing() -> None:
     """Its snapshot came before the mail was written. Only a status that has seen the finding's entry
     may say so.
@@ -359,7 +375,7 @@ def test_a_session_that_is_well_by_now_asks_for_nothing() -> None:
     waiting = replace(GAP, finding="sequence gap", session="s")
     place = replace(PLACE, status=status_with(LOST))
     mail = compose_mail(Alert(findings=[healed, waiting], sequence=12), place, 0.0)
-    assert mail.subject == "[seriatim] orders: GapError in prefix-a/3 at offset 41337 and 1 more"
+    assert mail.subject == "[seriatim] orders: GapError in prefix-a/3 at offset 41337, and 1 more"
     _, _, last = mail.text.partition("\n\nWell again by now: 1 finding, nothing to do\n")
     assert last.startswith("  sessions   healed: sequence gap in prefix-a/3 at offset 41400\n")
     assert mail.text.count("(session ") == 1
@@ -408,7 +424,7 @@ def test_a_swap_is_told_as_a_swap() -> None:
     finding = replace(GAP, finding="sequence gap", session="s")
     place = replace(PLACE, status=status_with(SWAP))
     mail = compose_mail(Alert(findings=[finding]), place, 0.0)
-    assert mail.subject.endswith("at offset 41337, messages were swapped")
+    assert mail.subject.endswith("at offset 41337 (messages were swapped)")
     assert "sequence 7 came later, at offset 41339: messages were swapped" in mail.text
     assert "seriatim repair orders --partition prefix-a/3 --session s --apply" in mail.text
     assert "seriatim_repair" in mail.text

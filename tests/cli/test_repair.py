@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.cli.repair import (
+    AppliedRepair,
     PlannedRepair,
     _backfill_command,
     describe_remaining_finding,
@@ -15,8 +16,15 @@ from seriatim.engine.findings import Finding
 from seriatim.engine.offsets import Partition
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Halt
-from seriatim.operations.repair.damage import LiftHaltAction, RepairPlan, RepairRequest
+from seriatim.operations.repair.damage import (
+    LiftHaltAction,
+    RepairPlan,
+    RepairRequest,
+    plan_repair,
+)
+from seriatim.operations.repair.refold import RefoldResult
 from seriatim.operations.run_request import parse_run_request
+from tests.operations.repair.test_swapped_messages import stream_of, tell
 from tests.operations.repair_helper import create_sliced_stream
 
 
@@ -72,6 +80,37 @@ def test_a_plan_ends_with_the_command_that_applies_it(
     )
     last_line = PlannedRepair(plan, "seriatim repair demo --apply").render().splitlines()[-1]
     assert last_line == f"nothing was changed. To do it: {command}"
+
+
+@pytest.mark.parametrize(
+    ("count", "said"),
+    [(1, ", only session s0\n"), (7, ", only sessions s0, s1, s2, s3, s4 and 2 more\n")],
+)
+def test_a_plan_names_the_sessions_that_are_folded_again(count: int, said: str) -> None:
+    """Who approves the plan has to know about whom it is."""
+    made = stream_of()
+    sessions = [f"s{number}" for number in range(count)]
+    for session in sessions:
+        for sequence in (1, 3, 2):
+            tell(made, sequence, rows=["a"] if sequence == 1 else None, session=session)
+    made.run()
+    plan = plan_repair(made.open(), RepairRequest())
+    assert said in PlannedRepair(plan, "seriatim repair s --apply").render()
+
+
+@pytest.mark.parametrize("is_approved", [False, True])
+def test_an_approved_repair_does_not_fail_because_of_other_damage(*, is_approved: bool) -> None:
+    """It was in the plan that the person read, or it came later and has a mail of its own. A second
+    alarm would be about a repair that did all that it was asked for.
+    """
+    plan = RepairPlan(
+        stream="s", request=RepairRequest(), sequence=7, approval="t", notes=("b/1 waits",)
+    )
+    applied = AppliedRepair(plan, RefoldResult(sequence=8), [], is_approved)
+    for result in (applied, PlannedRepair(plan, "", is_approved)):
+        assert (result.error() is None) == is_approved
+    finding = Finding(finding="gap", topic="a", partition=0, offset=3)
+    assert AppliedRepair(plan, RefoldResult(sequence=8), [finding], is_approved).error() is not None
 
 
 def test_the_command_of_a_backfill_can_be_pasted() -> None:

@@ -12,8 +12,10 @@ import pytest
 from deltalake import DeltaTable
 
 from seriatim.operations.prove.stream_rules import SignOff
+from seriatim.operations.prove.verify import Verification
 from seriatim.operations.repair.damage import RepairRequest, plan_repair
 from seriatim.operations.repair.refold import RepairRun
+from seriatim.storage.audit import FileAudit
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream, create_filled_output
@@ -37,6 +39,15 @@ def test_a_clean_stream_is_good_and_signed_off(root: Path) -> None:
     signed = SignOff.from_bytes((root / "verified.json").read_bytes())
     assert signed is not None
     assert (signed.sequence, signed.version) == (8, 8)
+
+
+def test_its_rate_counts_from_the_first_file_on(root: Path) -> None:
+    """What came before, such as imports, would make the time to go many times too long."""
+    told: list[tuple[int, int]] = []
+    audit = FileAudit(LocalStore(root))
+    Verification("s", audit, progress=lambda done, total: told.append((done, total))).run()
+    assert told[0] == (0, told[-1][0])
+    assert told[-1][0] == told[-1][1] > 0
 
 
 @pytest.mark.parametrize(
@@ -196,3 +207,11 @@ def test_messages_that_were_put_into_order_are_good(tmp_path: Path) -> None:
     plan = plan_repair(opened, RepairRequest(ranges={"in-a/0": (0, 5)}))
     assert RepairRun(opened).apply(plan, 1000).repeated_findings == []
     assert verify(tmp_path, everything=True).difference is None
+
+
+def test_a_missing_file_is_made_again_by_the_command_with_apply(root: Path) -> None:
+    """Without --apply the command that is named only shows a plan."""
+    paths(root, "records/in-*/*/*.parquet")[0].unlink()
+    advice = first_difference(root).next
+    assert "`seriatim repair {stream}` shows how it is made again" in advice
+    assert "with --apply" in advice

@@ -446,6 +446,10 @@ def test_a_plan_of_a_repair_is_shown_with_what_it_leaves(answers: dict[str, Any]
     # As `seriatim repair` shows it: every fact of the plan, on a line of its own.
     facts = "\n  why       lost\n  begins    from the state of entry 3, at offset 0\n"
     assert f"a/0  folds again [0, 5){facts}" in plan["text"]
+    assert "\nApprove   does this" in plan["text"]
+    # A longer line pushes the buttons out of the panel in which Airflow shows it.
+    assert max(map(len, plan["text"].splitlines())) <= 64
+    assert "\nReject    changes nothing" in plan["text"]
     assert "not repaired by this: b/1 needs its topic back" in plan["text"]
     assert error == ["IntegrityError", "orders: no repair can fix the damage"]
     assert "b/1 needs its topic back" in left[0][3]

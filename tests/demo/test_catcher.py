@@ -89,6 +89,19 @@ def test_an_alert_is_shown_as_html_with_links_that_work(tmp_path: Path) -> None:
     assert "allow-scripts" not in mail_policy
 
 
+def test_a_phone_shows_mails_at_its_own_width(tmp_path: Path) -> None:
+    """The list, a mail of text, and a mail of HTML: without this a phone shows them tiny."""
+    with started(tmp_path) as (mail_port, page_port):
+        send_text(mail_port, "text", "seriatim status live")
+        mail = Mail(id="1", to=("a@b",), subject="html", text="t", html="<p>h</p>", at_seconds=0.0)
+        SmtpNotifier(mail_server(f"127.0.0.1:{mail_port}")).send(mail)
+        listed, _ = page_of(page_port)
+        pages = [listed, *(page_of(page_port, address)[0] for address in set(addresses(listed)))]
+    assert len(pages) == 3
+    for page in pages:
+        assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in page
+
+
 def test_mails_are_there_after_a_restart(tmp_path: Path) -> None:
     """Each is a file."""
     with started(tmp_path) as (mail_port, _):

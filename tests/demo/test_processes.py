@@ -148,6 +148,21 @@ def test_a_command_is_shown_without_the_folder_of_its_program(
     assert description.startswith(f"pid {process.pid} (python -c import time, signal;")
 
 
+def test_a_title_is_shown_without_the_spaces_behind_it(
+    children: list[subprocess.Popen[bytes]],
+) -> None:
+    """Airflow's processes change their titles, and fill what is left of the old one with spaces."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEP, "worker --" + " " * 300, ""], stdout=subprocess.PIPE
+    )
+    children.append(process)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    description = processes.describe_process(psutil.Process(process.pid))
+    assert "  " not in description
+    assert description.endswith(("worker --)", "…)"))
+
+
 def test_a_second_demo_is_refused_with_the_first_ones_id_and_command(
     tmp_path: Path, children: list[subprocess.Popen[bytes]]
 ) -> None:

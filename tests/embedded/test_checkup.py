@@ -53,6 +53,21 @@ def test_a_damaged_jar_is_seen(settings: Settings) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("master", "said"),
+    [("local[*]", "look at the load of this host"), ("spark://h:7077", "SERIATIM_SPARK_MASTER")],
+)
+def test_spark_that_does_not_answer_on_this_host_is_not_a_wrong_address(
+    master: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looks for a mistake in a setting because the host is busy."""
+    monkeypatch.setattr(doctor, "SPARK_SECONDS", 0.01)
+    monkeypatch.setattr(doctor, "_jars_check", lambda _group: lambda _settings: "")
+    settings = Settings(home=tmp_path, streams=tmp_path, spark_master=master)
+    (check,) = (check for check in doctor.run_checks(settings) if check.name == "Spark")
+    assert said in check.fix
+
+
 def test_no_broker_is_optional_a_configured_one_is_not(settings: Settings) -> None:
     """Nobody must run the embedded broker; a server that was named must answer."""
     assert not _look("Kafka", settings).is_required

@@ -162,6 +162,21 @@ def test_findings_outside_the_table_are_our_bug() -> None:
     assert set(FINDING_ADVICE) >= set(FINDING_TITLES)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    ["sequence gap", "repeat", "disorder", "moved session", "precondition", "raised", "poison"],
+)
+def test_of_a_session_a_snapshot_is_the_first_advice(kind: str) -> None:
+    """To fold the same messages again gives the same finding, unless something else was changed."""
+    finding = Finding(finding=kind, topic="a", partition=0, offset=3, session="s")
+    advice = finding.advice("orders")
+    assert advice.startswith("ask the producer for a snapshot of the session")
+    before_repair, _, _ = advice.partition("seriatim repair ")
+    assert any(
+        word in before_repair for word in ("if the machine was wrong", "unless tier", "release")
+    )
+
+
 def test_the_failure_counts_and_names_places() -> None:
     """However many partitions are hurt, the headline stays one line."""
     findings = [

@@ -20,7 +20,7 @@ from seriatim.operations.prove.suite import (
     join_suites,
     parse_suite,
 )
-from seriatim.ports import RecordScanner
+from seriatim.ports import ProgressCallback, RecordScanner
 from seriatim.stream import Stream
 from seriatim.testing import MemoryStream, OpenMemoryStream
 
@@ -56,6 +56,7 @@ def run_check(
     checker: Checker | None = None,
     record_scanner: RecordScanner | None = None,
     open_stream: OpenMemoryStream | None = None,
+    progress: ProgressCallback = lambda _records, _total: None,
 ) -> CheckResult:
     """Check a stream in memory."""
 
@@ -69,6 +70,7 @@ def run_check(
         shipped_suites(memory_stream.stream, *own),
         checker or MemoryChecker(read),
         record_scanner or MemorySight(read),
+        progress,
     )
 
 

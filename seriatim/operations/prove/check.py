@@ -266,6 +266,7 @@ class CheckAttempt:
         total_rows = 0
         for judged in self.partitions:
             total_rows += sum(file.rows for file in judged.new_files)
+        self.progress(0, total_rows)
         claims = map(self.claims, self.partitions)
         proofs = map_or_raise(self.choose_workers(total_rows), self.prover, claims)
         for judged, proof in zip(self.partitions, proofs, strict=True):

@@ -68,7 +68,7 @@ RESTORE_ADVICE = (
     "restore {file} from a backup; `seriatim verify {stream} --all` then looks at everything again"
 )
 REPAIR_ADVICE = (
-    "`seriatim repair {stream}` shows how it is made again from Kafka, and with --apply does it;"
+    "`seriatim repair {stream}` shows how it is made again from Kafka, and does it with --apply;"
     " or restore {file} from a backup"
 )
 UNMOVING_ENTRIES = (HoldEntry, ReleaseEntry, RetireEntry, VerdictEntry, CompactEntry)

@@ -328,6 +328,8 @@ class Verification:
             paths_by_digest[committed_file.file.digest] = path
             bytes_total += committed_file.file.size_bytes
         committed = list(files_to_check.values())
+        # What came before this, such as imports and the ledger, says nothing about the rate.
+        self.progress(0, bytes_total)
         readings = self.audit.read_files([committed_file.file for committed_file in committed])
         for committed_file, reading in zip(committed, readings, strict=True):
             path = committed_file.file.path
@@ -606,6 +608,7 @@ class KafkaComparison:
         ranges.sort(key=lambda compared_range: (compared_range.partition, compared_range.sequence))
         messages_total = sum(len(compared_range.offset_range) for compared_range in ranges)
         missing_ranges: Ranges = {}
+        self.progress(0, messages_total)
         for compared_range in ranges:
             partition = compared_range.partition
             is_there = _is_in_kafka(compared_range, self.bounds.get(partition))

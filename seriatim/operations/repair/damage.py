@@ -689,11 +689,16 @@ class RepairPlanner:
                 self.notes.append(refusal.render(with_title=False))
         if not sessions:
             return []
-        swapped_text = ""
-        if swapped_ranges:
-            swapped_text = f"; swapped messages of {len(swapped_ranges)} are put into order"
         names = sorted(sessions)
-        listed = list_some(names, SESSIONS_NAMED_MAX)
+        reason = f"{count_of(len(names), 'session')} in quarantine: "
+        reason += list_some(
+            [_describe_quarantine(name, sessions[name]) for name in names], SESSIONS_NAMED_MAX
+        )
+        if swapped_ranges:
+            reason += f"; swapped messages of {len(swapped_ranges)} are put into order"
+        if len(swapped_ranges) < len(names):
+            others = "the others only" if swapped_ranges else "only"
+            reason += f"; it helps {others} if the machine or the stream file was changed since"
         finding_offsets = [session.finding_offset for session in sessions.values()]
         refold = RefoldRequest(
             partition=partition,
@@ -701,7 +706,7 @@ class RepairPlanner:
             until=account.frontier,
             sessions=tuple(names),
             swapped_ranges=swapped_ranges,
-            reason=f"{count_of(len(names), 'session')} in quarantine: {listed}{swapped_text}",
+            reason=reason,
         )
         return [Damage(request=refold, damaged_until=max(finding_offsets) + 1)]
 
@@ -1180,3 +1185,8 @@ def _rewritten_files_error(
         "came since; or give the stream a new output path, and it is folded anew from what Kafka"
         " has",
     )
+
+
+def _describe_quarantine(name: str, session: Session) -> str:
+    """A session in quarantine, with what it is there for."""
+    return f"{printable_session(name)} ({session.finding} at offset {session.finding_offset})"

@@ -93,6 +93,16 @@ def test_a_check_that_other_runs_overtake_at_every_try_is_fenced() -> None:
     assert "verdict" not in kinds(made)
 
 
+def test_its_rate_counts_from_the_first_record_on() -> None:
+    """What came before, such as imports, would make the time to go many times too long."""
+    made = create_filled_stream()
+    made.run()
+    told: list[tuple[int, int]] = []
+    run_check(made, progress=lambda done, total: told.append((done, total)))
+    assert told[0] == (0, told[-1][1])
+    assert told[-1][0] == told[-1][1] > 0
+
+
 def test_nothing_new_is_nothing_to_judge() -> None:
     """No verdict upon verdicts."""
     made = create_filled_stream()

@@ -56,11 +56,21 @@ def changed(made: DiskStream, partition: Partition, offset: int, **fields: Any) 
 
 
 def compared(
-    made: DiskStream, reread: MemoryReread | None = None, *, everything: bool = False
+    made: DiskStream,
+    reread: MemoryReread | None = None,
+    *,
+    everything: bool = False,
+    told: list[tuple[int, int]] | None = None,
 ) -> VerifyResult:
-    """Verify with Kafka."""
+    """Verify with Kafka; its progress is appended to `told`."""
     bounds = made.kafka.bounds(made.stream.topics)
-    comparing = KafkaComparison(reread or MemoryReread(made.kafka), bounds, MemoryDigests)
+    steps = [] if told is None else told
+    comparing = KafkaComparison(
+        reread or MemoryReread(made.kafka),
+        bounds,
+        MemoryDigests,
+        progress=lambda done, total: steps.append((done, total)),
+    )
     return Verification("s", FileAudit(LocalStore(made.root)), from_first_entry=everything).run(
         comparing
     )
@@ -72,7 +82,10 @@ def test_kafka_has_what_was_folded(tmp_path: Path) -> None:
     came since.
     """
     made = create_filled_output(tmp_path)
-    done = compared(made)
+    told: list[tuple[int, int]] = []
+    done = compared(made, told=told)
+    # The rate is that of reading Kafka alone, without the files before it.
+    assert told[0] == (0, told[-1][0])
     assert (done.difference, done.compared_messages) == (
         None,
         sum(len(log) for t in made.kafka.topics.values() for log in t.messages),

@@ -12,7 +12,7 @@ import pytest
 from seriatim.engine.findings import Tier
 from seriatim.errors import IntegrityError
 from seriatim.operations.missing_messages import MissingMessageSearch
-from seriatim.operations.repair.damage import RepairRequest, plan_repair
+from seriatim.operations.repair.damage import RefoldAction, RepairRequest, plan_repair
 from seriatim.testing import MemoryStream
 from tests.operations.check_helper import run_check
 from tests.operations.lookback_helper import session_after
@@ -247,3 +247,24 @@ def test_any_swap_is_healed_as_if_it_had_not_been(seed: int) -> None:
     assert [value for *_, value in values(made)] == [0, *range(2, 14)]
     assert all(gap.mended is not None for gap in gaps_of(made))
     assert set(run_check(made).verdict.values()) == {"good"}
+
+
+def test_a_plan_says_what_sessions_are_in_quarantine_for_and_when_it_helps() -> None:
+    """A message that was swapped is put into order. One that cannot be read will not be readable now,
+    unless the machine or the stream file was changed.
+    """
+
+    def reason(made: MemoryStream) -> str:
+        (action,) = plan_repair(made.open(), RepairRequest()).actions
+        assert isinstance(action, RefoldAction)
+        return action.rewind.request.reason
+
+    made = stream_of(3, 2)
+    swapped = "swapped messages of 1 are put into order"
+    assert reason(made) == f"1 session in quarantine: s (sequence gap at offset 2); {swapped}"
+    made.kafka.produce("in-a", "other", b"?", partition=0)
+    made.run()
+    assert reason(made) == (
+        "2 sessions in quarantine: other (poison at offset 5), s (sequence gap at offset 2);"
+        f" {swapped}; it helps the others only if the machine or the stream file was changed since"
+    )
