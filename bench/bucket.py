@@ -22,6 +22,7 @@ import os
 import statistics
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,10 @@ def measured_run(
     return figures
 
 
-def measure_cpu(options: argparse.Namespace) -> dict[str, Any]:
-    """The ratio of CPU in a bucket to CPU on disk, of so many messages; the first runs of outputs."""
+def measure_cpu(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The ratio of CPU in a bucket to CPU on disk, of so many messages, after each round; the first runs
+    of outputs.
+    """
     runs: dict[str, list[dict[str, float]]] = {"disk": [], "bucket": []}
     with temporary_broker() as (home, servers), s3_server(home) as variables:
         produce(servers, options.messages)
@@ -79,13 +82,16 @@ def measure_cpu(options: argparse.Namespace) -> dict[str, Any]:
             in_bucket = (f"bucket{turn}", f"s3://seriatim/cpu{turn}")
             for kind, place in (("disk", on_disk), ("bucket", in_bucket)):
                 runs[kind].append(measured_run(home, servers, TOPIC, *place, variables))
+            yield {"messages": options.messages, **_cpu_figures(runs)}
+
+
+def _cpu_figures(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     best = {kind: min(run["cpu_seconds"] for run in of_kind) for kind, of_kind in runs.items()}
     medians = {
         kind: statistics.median(run["cpu_seconds"] for run in of_kind)
         for kind, of_kind in runs.items()
     }
     return {
-        "messages": options.messages,
         "runs": runs,
         "ratio_by_best": round(best["bucket"] / best["disk"], 3),
         "ratio_by_median": round(medians["bucket"] / medians["disk"], 3),
@@ -104,8 +110,8 @@ def waiting_seconds(arrivals: list[float]) -> float:
     return round(total, 2)
 
 
-def measure_latency(options: argparse.Namespace) -> dict[str, Any]:
-    """What 30 ms more for each request add to the wall of a run of one slice."""
+def measure_latency(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """What 30 ms more for each request add to the wall of a run of one slice, after each round."""
     runs: dict[str, list[dict[str, float]]] = {"near": [], "far": []}
     with temporary_broker() as (home, servers), s3_server(home) as variables:
         create_topics({"bootstrap.servers": servers}, {SLICE_TOPIC: PARTITIONS})
@@ -125,12 +131,16 @@ def measure_latency(options: argparse.Namespace) -> dict[str, Any]:
                     # The first run of an output makes its tables.
                     if turn:
                         runs[kind].append(run)
+                if turn:
+                    yield {"delay_seconds": DELAY_SECONDS, **_latency_figures(runs)}
+
+
+def _latency_figures(runs: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     differences = [
         round(far_run["wall_seconds"] - near_run["wall_seconds"], 1)
         for near_run, far_run in zip(runs["near"], runs["far"], strict=True)
     ]
     return {
-        "delay_seconds": DELAY_SECONDS,
         "runs": runs,
         "wall_grows_by_seconds": statistics.median(differences),
         "wall_grows_at_most_by_seconds": max(run["waiting_seconds"] for run in runs["far"]),
@@ -141,7 +151,7 @@ MEASURES = {"cpu": measure_cpu, "latency": measure_latency}
 
 
 def main() -> None:
-    """Measure, and store the figures beside the others."""
+    """Measure, and store the figures beside the others, after every round."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=MEASURES)
     parser.add_argument("--messages", type=int, default=1_600_000)
@@ -149,8 +159,9 @@ def main() -> None:
     options = parser.parse_args()
     file = RESULTS / "bucket.json"
     figures = json.loads(file.read_text()) if file.exists() else {}
-    figures[options.what] = MEASURES[options.what](options)
-    file.write_text(json.dumps(figures, indent=1) + "\n")
+    for figures_so_far in MEASURES[options.what](options):
+        figures[options.what] = figures_so_far
+        file.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """How many requests a run makes of an object store, by what they are about.
 
-    python -m bench.requests                # 12 and 24 partitions, into results/requests.json
+    python -m bench.requests                # 12 and 24 partitions and the page, into results/requests.json
+    python -m bench.requests --partitions   # the page alone
 
 Every run is the command line in a process of its own. It reaches the embedded S3 server through a
 proxy that counts. Measured are one slice in which every partition has new messages, on top of one
-that is committed, a run with nothing to do, and a refresh of a page of 50 streams. Requests are counts,
+that is committed, a run with nothing to do, and refreshes of a page of 50 streams. Requests are counts,
 so that a busy machine changes nothing; bytes are those of the messages' own records and state.
 
 Next: docs/DEPLOY.md says what that costs; tests/cli/test_requests.py holds the limits.
@@ -144,8 +145,8 @@ def measure(partitions: int) -> dict[str, Any]:
 
 
 def measure_page() -> dict[str, Any]:
-    """The requests of a page of many streams: of its first look, of one at which nothing is new, and
-    of one at which every stream has a new entry.
+    """The requests of each refresh of a page of many streams: at first, and after every stream has a
+    new entry, until nothing is new.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -166,31 +167,39 @@ def _count_refreshes(folder: Path, proxy: ProxyProcess) -> dict[str, Any]:
         files[name] = StatusFiles(open_store(path), name)
     reader = PageReader(folder, time.time)
 
-    def count_refresh(what: str) -> None:
+    def count_refresh() -> dict[str, Any]:
         proxy.take_requests()
-        for name in files:
-            reader.stream_status(name)
-        figures[what] = count_requests(proxy.take_requests())
-        print_progress(f"{PAGE_STREAMS} streams, {what}: {figures[what]['all']} requests")
+        reader.stream_statuses(list(files))
+        counted = count_requests(proxy.take_requests())
+        print_progress(f"{PAGE_STREAMS} streams: {counted['all']} requests {counted['by_method']}")
+        return counted
 
     for sequence, what in enumerate(("first look", "every stream has a new entry")):
         for name, of_stream in files.items():
             of_stream.write_status(StreamStatus(stream=name, verdict="good", sequence=sequence))
             witness = {"sequence": sequence, "sha256": "a"}
             of_stream.store.replace("head.json", json.dumps(witness).encode())
-        count_refresh(what)
-    count_refresh("nothing is new")
+        refreshes = [count_refresh()]
+        # A refresh that found nothing new has made no request but listings.
+        while set(refreshes[-1]["by_object"]) != {"LIST root"}:
+            refreshes.append(count_refresh())
+        figures[what] = refreshes[0]
+        figures[f"{what}, the refreshes"] = [counted["all"] for counted in refreshes]
+    figures["nothing is new"] = refreshes[-1]
     return figures
 
 
 def main() -> None:
     """Measure, and store the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--partitions", type=int, nargs="+", default=[12, 24])
+    parser.add_argument("--partitions", type=int, nargs="*", default=[12, 24])
     options = parser.parse_args()
-    figures = {str(partitions): measure(partitions) for partitions in options.partitions}
+    file = RESULTS / "requests.json"
+    figures = json.loads(file.read_text()) if file.exists() else {}
+    for partitions in options.partitions:
+        figures[str(partitions)] = measure(partitions)
     figures["page"] = measure_page()
-    (RESULTS / "requests.json").write_text(json.dumps(figures, indent=1) + "\n")
+    file.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 if __name__ == "__main__":

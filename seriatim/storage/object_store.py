@@ -150,6 +150,10 @@ CACHED_BYTES_MIN = 1 << 20
 they are the same.
 """
 CACHE_BYTES_MAX = 4 << 30
+CLIENTS_MAX = 2_048
+"""So many clients a process keeps. A page has one for each stream in a bucket; a new one needs new
+connections.
+"""
 
 WRONG_CREDENTIALS = frozenset(
     {
@@ -310,7 +314,7 @@ def _endpoint(options: Mapping[str, str]) -> str:
     return ""
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=CLIENTS_MAX)
 def _open_client(url: str, options: tuple[tuple[str, str], ...]) -> Any:
     """A client of obstore. It has connections of its own, so each process keeps one for all stores of
     the same address.
@@ -355,8 +359,12 @@ class ObjectStore:
         self.url = url if plus and "://" not in store else self.address
         self._options = dict(options)
         self._client = _open_client(self.url, tuple(sorted(options.items())))
-        bulk_options = {**options, "timeout": f"{_bulk_seconds(options)}s"}
-        self._bulk_client = _open_client(self.url, tuple(sorted(bulk_options.items())))
+
+    @property
+    def _bulk_client(self) -> Any:
+        """The client for large contents, which may take longer."""
+        options = {**self._options, "timeout": f"{_bulk_seconds(self._options)}s"}
+        return _open_client(self.url, tuple(sorted(options.items())))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process has its own environment, with its own credentials.

@@ -98,6 +98,10 @@ class StatusFiles:
         witness = self.witness()
         if witness is None:
             return None
+        return self.ledger_at(witness)
+
+    def ledger_at(self, witness: EntryMark) -> Ledger:
+        """The ledger as of an entry."""
         reference = manifest_reference(witness.sequence, witness.sha256)
         with reading_manifest(self._name(), reference):
             ledger = self._manifests.read_ledger(reference).ledger

@@ -113,7 +113,7 @@ def _add_stream_pages(app: FastAPI, reader: PageReader, visitor_dependency: Any)
     @app.get("/")
     def all_streams(request: Request, visitor: Visitor = visitor_dependency) -> Response:
         names = visitor.may_see_of(reader.stream_names())
-        statuses = [reader.stream_status(name) for name in names]
+        statuses = reader.stream_statuses(names)
         page = views.render_streams_page(_mount_path(request), statuses, reader.clock())
         return _html_response(page)
 

@@ -3,36 +3,41 @@ Kafka nor Spark, and changes nothing.
 
 What does not change (a manifest, a stream file until it is edited) is read once.
 
-Next: storage/status_file.py reads the files; web/views.py shows it.
+Next: storage/status_file.py reads the files; web/bucket_looks.py spares requests of buckets; web/views.py
+shows it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from threading import Lock
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec import Struct
 
 from seriatim import stream_files
 from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.ledger.entries import VerdictEntry
-from seriatim.ledger.manifests import WITNESS_KEY, Manifest
-from seriatim.ledger.model import EntryMark, Ledger
+from seriatim.ledger.manifests import Manifest
+from seriatim.ledger.model import Ledger
 from seriatim.operations.report import report_key
 from seriatim.operations.status import StreamStatus, stream_status_now
-from seriatim.storage.status_file import STATUS_FILE, StatusFiles
+from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import Store, open_store
 from seriatim.stream import STREAM_NAME
 from seriatim.stream_files import StreamFile
+from seriatim.web.bucket_looks import BucketLooks, RequestBudget
 
 HISTORY = 40
 """How many entries a stream's page shows."""
 VERDICT_SEARCH_ENTRIES = 50
 """How many entries after a slice are searched for its verdict."""
+LIST_REQUESTS_MIN = 20
+"""So many requests a refresh of the list may always make, also with few streams."""
 CACHED_VALUES_MAX = 2_000
 """Values of each cache, at most."""
 Stamp = TypeVar("Stamp")
@@ -60,6 +65,13 @@ class SliceRow(Struct, frozen=True):
     has_report: bool
 
 
+class _Output(NamedTuple):
+    """A stream file, and what is read of its output."""
+
+    file: StreamFile
+    files: StatusFiles
+
+
 class PageReader:
     """Reads all streams of one folder of stream files."""
 
@@ -70,12 +82,7 @@ class PageReader:
         """By stream: the content of its file, and what was loaded from it."""
         self._ledgers = OrderedDict[str, tuple[str, Ledger | None]]()
         """By output folder and stream: the hash of the last manifest, and its ledger."""
-        self._looks = OrderedDict[
-            str, tuple[tuple[str, str], tuple[StreamStatus | None, EntryMark | None]]
-        ]()
-        """By output folder and stream, of streams in a bucket: the stamps of status file and witness,
-        and what is in them.
-        """
+        self._bucket_looks = BucketLooks()
         self._lock = Lock()
         """Guards the caches: the web server answers requests in several threads."""
 
@@ -89,19 +96,53 @@ class PageReader:
         It never raises for a broken stream, so that the list shows the others.
         """
         try:
-            file = self.stream_file(name)
-            files = self._status_files(file)
-            status, witness = self._status_and_witness(files)
-            ledger = None
-            # The manifest is only read if entries were committed since the status was written.
-            if witness is not None and (status is None or status.sequence != witness.sequence):
-                ledger = self._last_ledger(files)
+            output = self._output(name)
         except (OSError, SeriatimError) as error:
-            trouble = str(error)
-            if isinstance(error, SeriatimError) and error.next:
-                trouble = f"{trouble}. Next: {error.next}"
-            return StreamStatus(stream=name, verdict="unknown", trouble=trouble)
-        return stream_status_now(name, file.stream.tier, status, ledger, self.clock())
+            return _unreadable_status(name, error)
+        return self._status_of_output(name, output, RequestBudget())
+
+    def stream_statuses(self, names: Sequence[str]) -> list[StreamStatus]:
+        """The status of each stream, for a list that is refreshed all the time.
+
+        It makes at most one request for each stream in a bucket. So where much is new, some streams
+        are shown as they were at an earlier call. The next calls begin with these.
+        """
+        in_buckets: list[tuple[tuple[bool, int], str, _Output]] = []
+        status_by_name = {}
+        for name in names:
+            try:
+                output = self._output(name)
+            except (OSError, SeriatimError) as error:
+                status_by_name[name] = _unreadable_status(name, error)
+                continue
+            if output.files.store.is_remote:
+                rank = self._bucket_looks.waiting_rank(output.files)
+                in_buckets.append((rank, name, output))
+            else:
+                status_by_name[name] = self._status_of_output(name, output, RequestBudget())
+        budget = RequestBudget(max(len(in_buckets), LIST_REQUESTS_MIN))
+        for _, name, output in sorted(in_buckets, key=itemgetter(0)):
+            status_by_name[name] = self._status_of_output(name, output, budget)
+        return [status_by_name[name] for name in names]
+
+    def _status_of_output(self, name: str, output: _Output, budget: RequestBudget) -> StreamStatus:
+        try:
+            if output.files.store.is_remote:
+                status, ledger = self._bucket_looks.look(output.files, budget)
+            else:
+                status, ledger = self._look_on_disk(output.files)
+        except (OSError, SeriatimError) as error:
+            return _unreadable_status(name, error)
+        tier = output.file.stream.tier
+        return stream_status_now(name, tier, status, ledger, self.clock())
+
+    def _look_on_disk(self, files: StatusFiles) -> tuple[StreamStatus | None, Ledger | None]:
+        """The status at the last look of a run, and the ledger if that is newer."""
+        status, witness = files.read_status(), files.witness()
+        # The manifest is only read if entries were committed since the status was written.
+        if witness is None or (status is not None and status.sequence == witness.sequence):
+            return status, None
+        return status, self._last_ledger(files)
 
     def stream_history(self, name: str) -> StreamHistory:
         """One stream and its last entries."""
@@ -187,21 +228,6 @@ class PageReader:
             self._files, name, content, lambda: stream_files.load_stream(name, self.folder)
         )
 
-    def _status_and_witness(
-        self, files: StatusFiles
-    ) -> tuple[StreamStatus | None, EntryMark | None]:
-        """The status at the last look, and the last entry. In a bucket one request tells whether they
-        are still those that were read before.
-        """
-        if not files.store.is_remote:
-            return files.read_status(), files.witness()
-        stamps = files.store.stamps("")
-        stamp = (stamps.get(STATUS_FILE, ""), stamps.get(WITNESS_KEY, ""))
-        cache_key = f"{files.store.url}#{files.stream}"
-        return self._cached(
-            self._looks, cache_key, stamp, lambda: (files.read_status(), files.witness())
-        )
-
     @staticmethod
     def _last_sequence(files: StatusFiles, default: int = -1) -> int:
         """The number of the last entry, as the witness has it."""
@@ -242,9 +268,21 @@ class PageReader:
                 cache.popitem(last=False)
         return value
 
+    def _output(self, name: str) -> _Output:
+        file = self.stream_file(name)
+        return _Output(file, self._status_files(file))
+
     @staticmethod
     def _status_files(file: StreamFile) -> StatusFiles:
         return StatusFiles(open_store(file.stream.output.path), file.stream.name)
 
     def _store(self, name: str) -> Store:
         return open_store(self.stream_file(name).stream.output.path)
+
+
+def _unreadable_status(name: str, error: OSError | SeriatimError) -> StreamStatus:
+    """What is shown of a stream that cannot be read."""
+    trouble = str(error)
+    if isinstance(error, SeriatimError) and error.next:
+        trouble = f"{trouble}. Next: {error.next}"
+    return StreamStatus(stream=name, verdict="unknown", trouble=trouble)

@@ -16,6 +16,9 @@ import pytest
 
 from seriatim import context
 from seriatim.cli import run as run_command
+from seriatim.ledger.entries import StartEntry
+from seriatim.ledger.manifests import Manifest, ManifestFiles
+from seriatim.ledger.model import EntryMark, Ledger
 from seriatim.memory.stream import OpenMemoryStream
 from seriatim.operations.status import StreamStatus
 from seriatim.storage.status_file import StatusFiles
@@ -28,7 +31,10 @@ from tests.s3_proxy import ProxyProcess, proxy_process
 SLICE_REQUESTS_MAX = 95
 REQUESTS_PER_PARTITION_MAX = 5
 IDLE_REQUESTS_MAX = 12
+DELAY_SECONDS = 0.03
+DELAY_OF_A_SLICE_SECONDS_MAX = 2.5
 PAGE_STREAMS = 50
+REFRESHES_MAX = 8
 STREAM_FILE = """
 topics = "in-.*"
 machine = "table"
@@ -103,6 +109,8 @@ def test_a_slice_and_an_idle_run_make_few_requests(bucket: _Bucket) -> None:
     requests = _requests_of_slice(bucket, 12)
     assert requests == {"PUT": 31, "GET": 20, "HEAD": 12, "LIST": 5}
     assert requests.total() <= SLICE_REQUESTS_MAX
+    # What a server further away adds, even if no two requests were under way at the same time.
+    assert requests.total() * DELAY_SECONDS <= DELAY_OF_A_SLICE_SECONDS_MAX
     idle = bucket.count_run()
     assert idle == {"GET": 6, "LIST": 1, "PUT": 1}
     assert idle.total() <= IDLE_REQUESTS_MAX
@@ -129,24 +137,64 @@ def test_requests_do_not_grow_with_the_log(bucket: _Bucket) -> None:
     assert max(totals[1:]) - min(totals[1:]) == 2
 
 
-def test_a_refresh_of_the_page_is_one_request_for_a_stream(bucket: _Bucket, tmp_path: Path) -> None:
-    """What did not change since the last one is not read again; what did is."""
-    names = [f"s{number}" for number in range(PAGE_STREAMS)]
-    files = {}
-    for name in names:
-        path = f"{bucket.file.stream.output.path}/{name}"
-        text = STREAM_FILE.replace("PATH", path)
-        (tmp_path / f"{name}.toml").write_text(text)
-        files[name] = StatusFiles(open_store(path), name)
-        files[name].write_status(StreamStatus(stream=name, verdict="good", sequence=0))
-        files[name].store.replace("head.json", b'{"sequence": 0, "sha256": "a"}')
-    reader = PageReader(tmp_path, lambda: 0.0)
-    seen = [reader.stream_status(name) for name in names]
-    assert [status.trouble for status in seen] == [""] * PAGE_STREAMS
-    bucket.proxy.take_requests()
-    assert [reader.stream_status(name) for name in names] == seen
-    assert len(bucket.proxy.take_requests()) == PAGE_STREAMS
-    files["s7"].write_status(StreamStatus(stream="s7", verdict="bad", sequence=0))
-    bucket.proxy.take_requests()
-    assert reader.stream_status("s7").verdict == "bad"
-    assert len(bucket.proxy.take_requests()) == 3
+class _Page:
+    """The list of many streams in a bucket, and how many requests each refresh of it makes."""
+
+    def __init__(self, bucket: _Bucket, folder: Path) -> None:
+        self.proxy = bucket.proxy
+        self.names = [f"s{number}" for number in range(PAGE_STREAMS)]
+        self.files = {}
+        for name in self.names:
+            path = f"{bucket.file.stream.output.path}/{name}"
+            (folder / f"{name}.toml").write_text(STREAM_FILE.replace("PATH", path))
+            self.files[name] = StatusFiles(open_store(path), name)
+            self.commit(name, 0)
+            self.write_status(name, 0)
+        self.reader = PageReader(folder, lambda: 0.0)
+        self.requests: list[int] = []
+
+    def commit(self, name: str, sequence: int) -> None:
+        """A new entry, of which the status file knows nothing."""
+        manifests = ManifestFiles(self.files[name].store)
+        ledger = Ledger(stream=name, sequence=sequence)
+        manifest = Manifest(entry=StartEntry(attempt="a", sequence=sequence), ledger=ledger)
+        manifests.put_witness(EntryMark(sequence, manifests.write(manifest).sha256))
+
+    def write_status(self, name: str, sequence: int, verdict: str = "good") -> None:
+        """What a run does at its end."""
+        status = StreamStatus(stream=name, verdict=verdict, sequence=sequence)
+        self.files[name].write_status(status)
+
+    def refresh(self) -> list[StreamStatus]:
+        """What the list shows."""
+        self.proxy.take_requests()
+        statuses = self.reader.stream_statuses(self.names)
+        self.requests.append(len(self.proxy.take_requests()))
+        return statuses
+
+    def refresh_until_seen(self, sequence: int) -> None:
+        """Refresh until all streams are shown as of this entry."""
+        for _ in range(REFRESHES_MAX):
+            if {status.sequence for status in self.refresh()} == {sequence}:
+                return
+        raise AssertionError(self.requests)
+
+
+def test_a_refresh_of_the_page_is_at_most_one_request_for_a_stream(
+    bucket: _Bucket, tmp_path: Path
+) -> None:
+    """At the first look, when nothing is new, and when every stream has a new entry, with its status or
+    without. What is not read by one refresh is by the next ones.
+    """
+    page = _Page(bucket, tmp_path)
+    page.refresh_until_seen(0)
+    for name in page.names:
+        page.commit(name, 1)
+    page.refresh_until_seen(1)
+    assert {status.trouble for status in page.refresh()} == {""}
+    assert page.requests[-1] == PAGE_STREAMS
+    for name in page.names:
+        page.commit(name, 2)
+        page.write_status(name, 2)
+    page.refresh_until_seen(2)
+    assert max(page.requests) == PAGE_STREAMS

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 import psutil
+import pytest
 
 from seriatim.ledger.delta_store import DeltaLedger
 from tests.integration.lab import Lab
@@ -66,7 +67,7 @@ def test_a_zombie_is_refused(lab: Lab, topic: Callable[..., str]) -> None:
 
 
 def test_a_lost_answer_is_no_second_commit(
-    lab: Lab, topic: Callable[..., str], monkeypatch: object
+    lab: Lab, topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit that happened but was answered by an error is recognised as our own."""
     from seriatim.ports import CommitConflictError
@@ -80,9 +81,10 @@ def test_a_lost_answer_is_no_second_commit(
         real(self, *arguments)  # type: ignore[arg-type]
         raise CommitConflictError("the answer was lost")
 
-    monkeypatch.setattr(DeltaLedger, "compare_and_set", dropped)  # type: ignore[attr-defined]
-    outcome = lab.fold(stream, messages_max=200)
-    monkeypatch.undo()  # type: ignore[attr-defined]
+    # Undone alone: the variables of a bucket are the same fixture's.
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaLedger, "compare_and_set", dropped)
+        outcome = lab.fold(stream, messages_max=200)
 
     assert outcome.messages == 500
     assert lab.ledger(stream).sequence == outcome.slices
