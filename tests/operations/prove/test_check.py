@@ -19,6 +19,7 @@ from seriatim.ledger.model import Change
 from seriatim.memory.check import MemorySight
 from seriatim.operations.prove.check import (
     CheckAttempt,
+    PartitionCheck,
     accept_failed_check,
     unjudged_entries,
 )
@@ -229,7 +230,8 @@ def test_a_certificate_that_does_not_join_is_found() -> None:
     suites = shipped_suites(made.stream)
     scanner = MemorySight(lambda file: made.files.files[file.path].rows)
     prover = PartitionProver(scanner, made.files)
-    judging = CheckAttempt(made.open(), head, suites, MemoryChecker(scanner.read), prover)
+    partition_check = PartitionCheck(prover, MemoryChecker(scanner.read), suites.records)
+    judging = CheckAttempt(made.open(), head, suites, partition_check)
     dense = judging.dense_evidence(judging.partitions[0])
     assert (dense.broken_count, dense.offset, dense.expected) == (1, 3, "3")
     assert dense.found == "a partition's frontier is not where its change ends: 5"
