@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.errors import ConfigError, FencedError, IntegrityError
+from seriatim.errors import BrokenPromiseError, ConfigError, FencedError, IntegrityError
 from seriatim.ledger.commit import commit, read_head
 from seriatim.ledger.entries import CompactEntry
 from seriatim.ledger.model import Change
@@ -297,7 +297,7 @@ def test_an_expectation_that_raises_is_no_pass() -> None:
 
         check_evidence = check_records
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(BrokenPromiseError, match="by the suite"):
         run_check(made, checker=Angry())
     assert "verdict" not in kinds(made)
 
