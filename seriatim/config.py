@@ -57,7 +57,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     spark_executor_wait_seconds: int = 300
     """How long is waited for the first executor of a cluster."""
     spark_records_min: int = 5_000_000
-    """From how many records on check and verify read their files on the executors of a cluster."""
+    """From how many records on check, verify, publish, compact and the joining of repair work on the
+    executors of a cluster.
+    """
     spark_remote: str = ""
     """The address of a Spark Connect server (sc://HOST:PORT) that folds in place of `spark_master`."""
     ivy_settings: Path | None = None

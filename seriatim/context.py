@@ -40,7 +40,7 @@ from seriatim.kafka.client import SettingsSource
 from seriatim.ports import DEFAULT_READ_OPTIONS, ReadOptions
 from seriatim.spark_settings import has_cluster, is_local_master
 from seriatim.stream_files import StreamFile
-from seriatim.workers import ChooseWorkers, LocalWorkers, Workers
+from seriatim.workers import ChooseWorkers, LocalWorkers, Workers, this_process
 
 PrintLine = Callable[[str], None]
 _shipped_archives: list[tempfile.TemporaryDirectory[str]] = []
@@ -734,17 +734,22 @@ def choose_workers(
     file: StreamFile, settings: Settings, print_line: PrintLine
 ) -> Iterator[ChooseWorkers]:
     """Yields what chooses where the files of a stream are read, by the number of their records: here,
-    or on the executors of the cluster that the settings name. Its Spark ends with the block. A Spark
-    Connect server folds, and reads nothing for `check` and `verify`.
+    or on the executors of the cluster that the settings name. A Spark that is started for it ends with
+    the block; one that runs already serves, too, and stays. A Spark Connect server only folds.
     """
     opened: list[Any] = []
+    started: list[Any] = []
 
     def open_session() -> ClusterSession:
+        from seriatim.kafka.spark_reader import running_session
         from seriatim.spark_workers import ClusterSession
 
         if not opened:
-            streams = (file.stream,)
-            session = spark_session(file.stream.name, settings, print_line, streams=streams)
+            session: Any = running_session()
+            if session is None:
+                streams = (file.stream,)
+                session = spark_session(file.stream.name, settings, print_line, streams=streams)
+                started.append(session)
             folder = ship_stream_folder(session, file, is_connect=False)
             opened.append(ClusterSession(session, folder))
         return cast("ClusterSession", opened[0])
@@ -767,8 +772,8 @@ def choose_workers(
     try:
         yield choose
     finally:
-        for cluster_session in opened:
-            end_spark_session(cluster_session.session)
+        for session in started:
+            end_spark_session(session)
 
 
 def ship_stream_folder(session: Any, file: StreamFile, *, is_connect: bool) -> str:
@@ -905,8 +910,10 @@ def table_sequences(file: StreamFile) -> dict[str, Any]:
     return {"published": published_sequence(store), "outputs": output_sequences}
 
 
-def current_table(file: StreamFile) -> DeltaCurrent:
-    """The stream's table `current`. Refuses a machine whose records have no key."""
+def current_table(file: StreamFile, choose: ChooseWorkers = this_process) -> DeltaCurrent:
+    """The stream's table `current`. Refuses a machine whose records have no key. `choose` chooses where
+    records are read.
+    """
     from seriatim.storage.current_table import DeltaCurrent
     from seriatim.storage.record_files import record_schema
 
@@ -925,4 +932,5 @@ def current_table(file: StreamFile) -> DeltaCurrent:
         runner.row_key_spec,
         output.compression,
         output.keep_versions_days,
+        choose,
     )

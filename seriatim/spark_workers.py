@@ -20,11 +20,10 @@ from pyspark import SparkFiles
 from pyspark.serializers import CloudPickleSerializer
 from pyspark.sql import SparkSession
 
-from seriatim.engine.failure import Failure
-from seriatim.errors import ConfigError
+from seriatim.engine.failure import Failure, as_worker_error
 from seriatim.kafka import worker_setup
 from seriatim.kafka.spark_reader import translate_spark_errors
-from seriatim.workers import answer_or_failure
+from seriatim.workers import WORK_TEXT_MAX
 
 WORKS_PER_JOB = 256
 """Works of one Spark job. The answers of a job come together, so fewer show progress sooner; more keep
@@ -87,15 +86,18 @@ class _WorkMapper:
                 yield pa.RecordBatch.from_pydict({"answer": pa.array([answer], pa.binary())})
 
     def _answer(self, content: bytes) -> Any:
+        serializer = CloudPickleSerializer()
+        work: Any = "a piece of work"
         try:
             worker_setup.refuse_other_versions(self.versions)
-        except ConfigError as error:
-            worker_setup.name_worker(error)
-            return Failure.of(error)
-        folder = SparkFiles.get(self.shipped_folder)
-        if folder not in sys.path:
-            # At the end: a file of the user must not replace an installed package.
-            sys.path.append(folder)
-        serializer = CloudPickleSerializer()
-        function = serializer.loads(self.function_content)
-        return answer_or_failure(function, serializer.loads(content))
+            folder = SparkFiles.get(self.shipped_folder)
+            if folder not in sys.path:
+                # At the end: a file of the user must not replace an installed package.
+                sys.path.append(folder)
+            work = serializer.loads(content)
+            function = serializer.loads(self.function_content)
+            return function(work)
+        except Exception as error:  # noqa: BLE001  # the caller decides what a failure means
+            failure = as_worker_error(str(work)[:WORK_TEXT_MAX], error)
+            worker_setup.name_worker(failure)
+            return Failure.of(failure)

@@ -56,12 +56,17 @@ def compact(
     # A dry run only reads, so a user without the right to write may see the plan.
     if not dry_run:
         stream_files.refuse_unwritable_output(file)
-    with RunProgress(name, "bytes") as progress:
+    settings = config.load_settings()
+    with (
+        RunProgress(name, "bytes") as progress,
+        context.choose_workers(file, settings, print_notice) as choose,
+    ):
         result = compact_stream(
-            context.ConnectedStream(file, config.load_settings()),
+            context.ConnectedStream(file, settings),
             Partition.parse(partition) if partition else None,
             dry_run=dry_run,
             progress=progress,
+            choose_workers=choose,
         )
     for held_partition in map(str, result.held_partitions):
         print_notice(f"{name} {held_partition}: left out, a repair holds it", held=held_partition)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from seriatim import context, stream_files
+from seriatim import config, context, stream_files
 from seriatim.cli import CommandResult, JsonObject, print_notice
 from seriatim.cli.check import print_open_circuit
 from seriatim.cli.options import DryRun, Json, StreamName, load_stream
@@ -103,11 +103,14 @@ def publish_stream(
     target_sequence = sequence
     if sequence is None and not unchecked:
         target_sequence = _last_checked_sequence(ledger_store, name)
-    with RunProgress(name, "records") as progress:
+    with (
+        RunProgress(name, "records") as progress,
+        context.choose_workers(file, config.load_settings(), print_notice) as choose,
+    ):
         result = publish_current(
             name,
             ledger_store,
-            context.current_table(file),
+            context.current_table(file, choose),
             sequence=target_sequence,
             rebuild=rebuild,
             dry_run=dry_run,

@@ -6,6 +6,7 @@ Next: operations/repair/damage.py makes the plan; operations/repair/refold.py ap
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -51,7 +52,8 @@ from seriatim.operations.repair.refold import RefoldResult, RepairRun, abandon_r
 from seriatim.operations.repair_text import action_lines, fact_lines, held_by_repair
 from seriatim.operations.report_findings import mark_reported, unreported_findings
 from seriatim.operations.run_request import RefusedValueError, RunRequest, parse_run_request
-from seriatim.stream_files import refuse_unwritable_output
+from seriatim.stream_files import load_runner, refuse_unwritable_output
+from seriatim.workers import ChooseWorkers
 
 SESSIONS_NAMED_MAX = 5
 """Sessions that a plan names for each partition."""
@@ -360,12 +362,30 @@ def _apply_plan(
     approval: str,
     messages_max: int | None,
 ) -> None:
-    """Apply one plan and print the result. Ctrl-C stops it under its hold, and says how to go on."""
-    name = open_stream.stream.name
+    """Apply one plan and print the result."""
     refuse_unwritable_output(open_stream.file)
     _print_plan_notices(repair_plan)
+    with context.choose_workers(open_stream.file, open_stream.settings, print_notice) as choose:
+        result = _run_repair(open_stream, repair_plan, approval, messages_max, choose)
+    _print_applied(open_stream, repair_plan, result, is_approved=bool(approval))
+
+
+def _run_repair(
+    open_stream: ConnectedStream,
+    repair_plan: RepairPlan,
+    approval: str,
+    messages_max: int | None,
+    choose_workers: ChooseWorkers,
+) -> RefoldResult:
+    """Apply one plan, with its progress. Ctrl-C stops it under its hold, and says how to go on."""
+    name = open_stream.stream.name
     progress = RunProgress(name)
-    repair_run = RepairRun(open_stream, progress=progress)
+    repair_run = RepairRun(
+        open_stream,
+        progress=progress,
+        choose_workers=choose_workers,
+        load_runner=partial(load_runner, open_stream.file),
+    )
 
     def print_hold_and_kill_spark() -> None:
         progress.close()
@@ -378,12 +398,11 @@ def _apply_plan(
 
     with exit_on_signal(name, print_hold_and_kill_spark):
         try:
-            result = repair_run.apply(
+            return repair_run.apply(
                 repair_plan, messages_max or open_stream.stream.slice.messages_max, approval
             )
         finally:
             progress.close()
-    _print_applied(open_stream, repair_plan, result, is_approved=bool(approval))
 
 
 def _print_applied(

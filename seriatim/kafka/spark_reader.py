@@ -188,6 +188,13 @@ def _start_session(builder: SparkSession.Builder, settings: Mapping[str, str]) -
         ) from error
 
 
+def running_session() -> SparkSession | None:
+    """The Spark session that this process has already; None if it has none."""
+    if SparkContext._active_spark_context is None:
+        return None
+    return SparkSession.builder.getOrCreate()
+
+
 def stop_spark_session(session: SparkSession) -> None:
     """End a session. It is no error if its JVM has died already."""
     while _watchers:

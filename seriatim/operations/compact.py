@@ -1,13 +1,16 @@
 """Compact: join small record files, merge state files, delete orphans and old versions. No record
 changes.
 
-The steps for each piece of work, and what a crash after each of them leaves behind:
+The steps for each piece, and what a crash after each of them leaves behind:
 
 1. choose neighbours that are small, and state files that are many; leave out held partitions      nothing
 2. write the intent: what is about to be replaced                                                  an intent
 3. check each input by its digest, and copy it                                                     orphans
 4. commit by compare-and-set, if all inputs are still in use, without a hold or a new epoch        it is done
 5. sweep orphans, and files that were replaced longer ago than `keep_versions_days`                goes on next time
+
+Copies are made by workers: in this process a piece is copied when the one before it is committed; on
+a cluster many are copied at the same time, and their intents are written before.
 
 It runs beside folds and repairs and stops neither. If another run was faster, the piece is fenced;
 it is dropped and reported. A damaged input is reported by name and stays as it is.
@@ -28,7 +31,8 @@ from msgspec.structs import replace
 
 from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
-from seriatim.engine.files import File, Files, file_paths, group_by_partition
+from seriatim.engine.failure import Failure
+from seriatim.engine.files import File, Files, StateStore, file_paths, group_by_partition
 from seriatim.engine.offsets import Partition
 from seriatim.errors import (
     ConfigError,
@@ -45,10 +49,13 @@ from seriatim.ledger.model import Account, Change, Ledger, unmoved_change
 from seriatim.ledger.replaced_files import Intent, compacted_file_stem
 from seriatim.operations.followers import catch_up_after_run
 from seriatim.operations.sweep import find_outdated, sweep_attempts, sweep_dead, sweep_replaced
-from seriatim.ports import LedgerStore, OpenStream, ProgressCallback
+from seriatim.ports import LedgerStore, OpenStream, ProgressCallback, Rewriter
+from seriatim.workers import ChooseWorkers, this_process
 
 GROUPS_MAX = 8
-"""The most new files in one entry, and so the most work that a crash can cost."""
+"""The most new files in one entry, and so the most work that a crash can cost in this process. On a
+cluster it is that of one Spark job.
+"""
 ENTRIES_READ_FIRST = 64
 """How many of the newest entries are searched for a file first. Each further step is larger."""
 DAY_SECONDS = 86_400
@@ -78,6 +85,11 @@ class CompactionPiece(Struct, kw_only=True):
     """Why the piece was dropped: what another run did to it. Empty if it was not dropped."""
     damaged_inputs: dict[str, str] = field(default_factory=dict)
     """What is wrong with damaged inputs, by path. Their groups stay as they are."""
+
+    @property
+    def rows(self) -> int:
+        """How many records or sessions have to be copied."""
+        return sum(file.rows for file in self.inputs)
 
     @property
     def inputs(self) -> list[File]:
@@ -120,8 +132,11 @@ def compact_stream(
     *,
     dry_run: bool = False,
     progress: ProgressCallback | None = None,
+    choose_workers: ChooseWorkers = this_process,
 ) -> CompactResult:
-    """Compact a stream, or one partition of it. With `dry_run` nothing is written."""
+    """Compact a stream, or one partition of it. With `dry_run` nothing is written. `choose_workers`
+    chooses where files are copied.
+    """
     ledger_store = open_stream.ledger
     name = open_stream.stream.name
     head = require_head(ledger_store, name)
@@ -139,13 +154,8 @@ def compact_stream(
         result.swept_replaced_files = len(outdated.paths)
         return result
     # Steps 2 to 4.
-    copied_bytes = 0
-    total_bytes = sum(piece.bytes_before for piece in result.pieces)
-    for piece in result.pieces:
-        _PieceCompaction(open_stream, piece).run()
-        copied_bytes += piece.bytes_before
-        if progress is not None:
-            progress(copied_bytes, total_bytes)
+    if result.pieces:
+        _compact_pieces(open_stream, result.pieces, progress, choose_workers)
     # Step 5.
     head = read_head_again(ledger_store, name)
     replaced = sweep_replaced(ledger_store, open_stream.records, head, until_seconds)
@@ -259,6 +269,60 @@ def _topic_id_of_records(store: LedgerStore, stream: str, entry: Entry, change: 
     return ledger_before.partitions[str(change.partition)].topic_id
 
 
+class CopyWork(Struct, frozen=True, kw_only=True):
+    """A piece of work: files of one partition that are copied into one, or for state into as few as
+    their size allows.
+    """
+
+    partition: Partition
+    topic_id: str
+    stem: str
+    files: Files
+    is_state: bool
+
+    def __str__(self) -> str:
+        return f"{self.partition} {self.files[0].path}"
+
+
+class FileCopier(Struct, frozen=True):
+    """Copies files. It can be sent to other processes; whoever copies the same files a second time
+    writes the same bytes.
+    """
+
+    rewriter: Rewriter
+    state: StateStore
+
+    def __call__(self, work: CopyWork) -> Files:
+        """The new files."""
+        if work.is_state:
+            # Each session as the newest of the files has it.
+            return self.state.save(work.partition, work.stem, {}, work.files)
+        new_file = self.rewriter.concatenate(work.partition, work.topic_id, work.stem, work.files)
+        return (new_file,)
+
+
+def _compact_pieces(
+    open_stream: OpenStream,
+    pieces: Sequence[CompactionPiece],
+    progress: ProgressCallback | None,
+    choose_workers: ChooseWorkers,
+) -> None:
+    """Steps 2 to 4 for all pieces, in their order."""
+    compactions = [_PieceCompaction(open_stream, piece) for piece in pieces]
+    copier = FileCopier(open_stream.rewriter, open_stream.open_state())
+    workers = choose_workers(sum(piece.rows for piece in pieces))
+    # The intent of a piece is written when its first work is taken.
+    works = (work for compaction in compactions for work in compaction.begin())
+    answers = workers.map(copier, works)
+    copied_bytes = 0
+    total_bytes = sum(piece.bytes_before for piece in pieces)
+    for compaction in compactions:
+        compaction.finish(answers)
+        copied_bytes += compaction.piece.bytes_before
+        if progress is not None:
+            progress(copied_bytes, total_bytes)
+
+
 class _PieceCompaction:
     """The compaction of one piece."""
 
@@ -266,17 +330,39 @@ class _PieceCompaction:
         self.open_stream = open_stream
         self.piece = piece
         self.attempt = open_stream.new_attempt()
+        self.works = self._plan_works()
+        self.intent: Intent | None = None
         self.removed_paths: list[str] = []
         """The record files that were copied into new ones."""
 
-    def run(self) -> None:
-        """Steps 2 to 4. If another run was faster, or if every input is damaged, nothing is
+    def _plan_works(self) -> list[CopyWork]:
+        """What is copied: each group becomes one file, all state files as few as possible."""
+        piece = self.piece
+        return [
+            CopyWork(
+                partition=piece.partition,
+                topic_id=piece.topic_id,
+                stem=compacted_file_stem(self.attempt, number),
+                files=tuple(files),
+                is_state=not piece.groups,
+            )
+            for number, files in enumerate(piece.groups or [piece.state])
+        ]
+
+    def begin(self) -> Iterator[CopyWork]:
+        """Step 2, and the works of step 3."""
+        # Before the first file: a sweep beside us must find the intent of every file that it lists.
+        self.intent = self._write_intent()
+        yield from self.works
+
+    def finish(self, answers: Iterator[Files | Failure]) -> None:
+        """Steps 3 and 4. If another run was faster, or if every input is damaged, nothing is
         committed, and what was written is deleted.
         """
-        # Before the first file: a sweep beside us must find the intent of every file that it lists.
-        intent = self._write_intent()
+        # All answers of this piece are taken, whatever is in them: the next ones are of other pieces.
+        own_answers = list(islice(answers, len(self.works)))
         try:
-            change = self._build_change()
+            change = self._build_change(own_answers)
             crash_point("compact-written")
             if change is not None:
                 self._commit(change)
@@ -289,7 +375,8 @@ class _PieceCompaction:
             self.piece.files_after = 0
             self.piece.bytes_after = 0
         sweep_attempts(self.open_stream.records, self.piece.partition, f"compact-{self.attempt}-")
-        self.open_stream.records.drop_intent(intent)
+        if self.intent is not None:
+            self.open_stream.records.drop_intent(self.intent)
 
     def _read_head(self) -> LedgerHead:
         return read_head_again(self.open_stream.ledger, self.open_stream.stream.name)
@@ -309,49 +396,37 @@ class _PieceCompaction:
         crash_point("compact-intended")
         return intent
 
-    def _build_change(self) -> Change | None:
+    def _build_change(self, answers: Sequence[Files | Failure]) -> Change | None:
         """Step 3. Returns None if every input was damaged."""
         piece = self.piece
-        account = piece.account
+        new_files = tuple(self._copied_files(answers))
+        if not new_files:
+            return None
         change = replace(
-            unmoved_change(piece.partition, account),
+            unmoved_change(piece.partition, piece.account),
             topic_id=piece.topic_id,
-            records=tuple(self._concatenate_groups()),
-            state=self._merge_state_files(),
             merged_state_paths=file_paths(piece.state),
         )
-        new_files = [*change.records, *(change.state or ())]
         piece.files_after = len(new_files)
         piece.bytes_after = sum(file.size_bytes for file in new_files)
-        return change if new_files else None
+        if piece.groups:
+            return replace(change, records=new_files)
+        return replace(change, state=new_files)
 
-    def _concatenate_groups(self) -> Iterator[File]:
-        """Write each group as one file. A group with a damaged input stays as it is."""
-        partition = self.piece.partition
-        for number, group in enumerate(self.piece.groups):
-            stem = compacted_file_stem(self.attempt, number)
-            try:
-                new_file = self.open_stream.rewriter.concatenate(
-                    partition, self.piece.topic_id, stem, group
-                )
-            except IntegrityError as damage:
-                self._note_damaged_input(damage, group)
-                sweep_attempts(self.open_stream.records, partition, stem)
-            else:
-                self.removed_paths += file_paths(group)
-                yield new_file
-
-    def _merge_state_files(self) -> Files | None:
-        """Write all state files anew, with each session as the newest of them has it."""
-        state = self.piece.state
-        if not state:
-            return None
-        stem = compacted_file_stem(self.attempt, 0)
-        try:
-            return self.open_stream.open_state().save(self.piece.partition, stem, {}, state)
-        except IntegrityError as damage:
-            self._note_damaged_input(damage, state)
-            return None
+    def _copied_files(self, answers: Sequence[Files | Failure]) -> Iterator[File]:
+        """The new files. A group with a damaged input stays as it is."""
+        for work, answer in zip(self.works, answers, strict=True):
+            if not isinstance(answer, Failure):
+                if not work.is_state:
+                    self.removed_paths += file_paths(work.files)
+                yield from answer
+                continue
+            error = answer.to_error()
+            if not isinstance(error, IntegrityError):
+                raise error
+            self._note_damaged_input(error, work.files)
+            if not work.is_state:
+                sweep_attempts(self.open_stream.records, self.piece.partition, work.stem)
 
     def _note_damaged_input(self, error: IntegrityError, files: Sequence[File]) -> None:
         """Note a damaged input. The error is raised again if the file is only gone because another

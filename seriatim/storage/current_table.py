@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from msgspec import Struct
+from msgspec import Struct, field
 
 from seriatim.engine.crash_points import crash_point
 from seriatim.engine.files import File
@@ -31,7 +31,7 @@ from seriatim.engine.records import RowKeySpec
 from seriatim.errors import PlatformError, ensure
 from seriatim.ledger.current_rows import CurrentWriteResult, PartitionCatchUp, TopicIdsByPartition
 from seriatim.ledger.model import EntryMark
-from seriatim.ports import PublishedVersion
+from seriatim.ports import CommitConflictError, PublishedVersion
 from seriatim.storage.delta_table import (
     MarkedTable,
     TableFile,
@@ -41,6 +41,7 @@ from seriatim.storage.delta_table import (
 from seriatim.storage.parquet import ROWS_PER_GROUP, ParquetFileWriter, open_parquet
 from seriatim.storage.record_rows import RowMerger, distinct_values_and_codes
 from seriatim.storage.store import Store
+from seriatim.workers import ChooseWorkers, map_or_raise, this_process
 
 FORMAT_VERSION = 1
 TABLE_KEY = "current"
@@ -115,16 +116,106 @@ class PublishedMark(Struct, frozen=True, kw_only=True, rename={"topic_ids": "liv
     format: int = FORMAT_VERSION
 
 
-class PendingTableCommit(Struct):
-    """The files that the next commit adds, and the keys of those that it removes."""
-
-    new_files: list[TableFile] = []
-    replaced_keys: list[str] = []
-    rows_written: int = 0
-
-
 KeysByPartition = dict[str, dict[HashBucket, str]]
 """The keys of the table's files by partition and part."""
+
+
+class PartitionToPublish(Struct, frozen=True, kw_only=True):
+    """A piece of work: the changed parts of one partition are written again."""
+
+    sequence: int
+    """The entry that the table is brought up to."""
+    catch_up: PartitionCatchUp
+    existing_keys: dict[HashBucket, str]
+    """The files of the table that the changes are merged with, by part."""
+
+    def __str__(self) -> str:
+        return str(self.catch_up.partition)
+
+
+class PublishedParts(Struct, kw_only=True):
+    """The files that a commit adds, and the keys of those that it removes."""
+
+    new_files: list[TableFile] = field(default_factory=list)
+    replaced_keys: list[str] = field(default_factory=list)
+    rows_written: int = 0
+    conflict: str = ""
+    """Why the storage failed. Then nothing can be committed, and the caller may try again."""
+
+    def add(self, other: PublishedParts) -> None:
+        """Add the parts of one more partition."""
+        self.new_files += other.new_files
+        self.replaced_keys += other.replaced_keys
+        self.rows_written += other.rows_written
+
+
+class PartWriter(Struct, frozen=True):
+    """Writes the changed parts of one partition after the other. It can be sent to other processes."""
+
+    row_merger: RowMerger
+    compression: str
+    part_rows_max: int
+
+    def __call__(self, work: PartitionToPublish) -> PublishedParts:
+        """Write the parts that have a changed row, or all of them if the rows are built anew."""
+        changes = self.row_merger.read_changes(work.catch_up)
+        parts = PublishedParts()
+        try:
+            with storage_errors_as_conflict():
+                self._write_parts(work, changes, parts)
+        except CommitConflictError as conflict:
+            return PublishedParts(conflict=str(conflict))
+        return parts
+
+    def _write_parts(
+        self, work: PartitionToPublish, changes: pa.Table, parts: PublishedParts
+    ) -> None:
+        existing_keys: Mapping[HashBucket, str] = work.existing_keys
+        if work.catch_up.is_full_rebuild:
+            # Without the old parts nothing is merged, and rows that no record names are gone.
+            parts.replaced_keys += existing_keys.values()
+            existing_keys = {}
+        buckets = covering_buckets(set(existing_keys))
+        for bucket, part_changes in _split_by_part(changes, buckets):
+            if not part_changes.num_rows:
+                continue
+            previous_rows = None
+            existing_key = existing_keys.get(bucket)
+            if existing_key is not None:
+                previous_rows = self._read_file(existing_key)
+                parts.replaced_keys.append(existing_key)
+            rows = self.row_merger.merge(previous_rows, part_changes, work.catch_up.partition)
+            self._write_part(work, bucket, rows, parts)
+
+    def _read_file(self, key: str) -> pa.Table:
+        store = self.row_merger.store
+        with _open_table(store).reading(), open_parquet(store, key) as parquet:
+            return parquet.read()
+
+    def _write_part(
+        self, work: PartitionToPublish, bucket: HashBucket, rows: pa.Table, parts: PublishedParts
+    ) -> None:
+        """Write a part as one file, or as two parts if it has grown too large. A part without rows
+        has no file.
+        """
+        if rows.num_rows > self.part_rows_max and bucket.depth < DEPTH_MAX:
+            for half, half_rows in _split_by_part(rows, bucket.split()):
+                self._write_part(work, half, half_rows, parts)
+            return
+        # Two updates to the same entry may run at once, and another process may do this work a second
+        # time: the last part keeps their files apart.
+        unique = uuid.uuid4().hex[:12]
+        partition = work.catch_up.partition
+        name = f"{work.sequence}-{bucket.depth}-{bucket.value}-{unique}.parquet"
+        key = f"{TABLE_KEY}/{partition}/{name}"
+        merger = self.row_merger
+        writer = ParquetFileWriter(merger.store, key, merger.schema, self.compression)
+        for batch in rows.combine_chunks().to_batches(max_chunksize=ROWS_PER_GROUP):
+            writer.add(batch)
+        file = writer.finish()
+        if file is not None:
+            parts.new_files.append(_table_file(file, partition, rows))
+            parts.rows_written += file.rows
 
 
 class DeltaCurrent:
@@ -140,10 +231,13 @@ class DeltaCurrent:
         row_key_spec: RowKeySpec,
         compression: str = "zstd",
         keep_days: int = 1,
+        choose_workers: ChooseWorkers = this_process,
     ) -> None:
+        """`choose_workers` chooses where records are read and parts are written."""
         self.store = store
         self.row_key_spec = row_key_spec
         self.compression = compression
+        self.choose_workers = choose_workers
         self.keep_hours = max(1, min(24 * keep_days, KEEP_HOURS_MAX))
         self.row_merger = RowMerger(store, stream, schema, row_key_spec)
         self.table = _open_table(store, self.row_merger.schema)
@@ -184,21 +278,31 @@ class DeltaCurrent:
         if expected.token is not None:
             with storage_errors_as_conflict():
                 keys = self.table.files(expected.token)
-        pending = PendingTableCommit()
+        pending = PublishedParts()
         keys_by_partition: KeysByPartition = {}
         if expected.sequence < 0:
             pending.replaced_keys += keys
         else:
             keys_by_partition = _keys_by_partition(keys)
         # 2. The changed parts.
+        works = [
+            PartitionToPublish(
+                sequence=entry.sequence,
+                catch_up=catch_up,
+                existing_keys=keys_by_partition.get(str(catch_up.partition), {}),
+            )
+            for catch_up in catch_ups
+        ]
+        part_writer = PartWriter(self.row_merger, self.compression, self.part_rows_max)
+        workers = self.choose_workers(sum(catch_up.record_count() for catch_up in catch_ups))
+        answers = map_or_raise(workers, part_writer, works)
         records_read = 0
-        for catch_up in catch_ups:
-            changes = self.row_merger.read_changes(catch_up)
-            existing_keys = keys_by_partition.get(str(catch_up.partition), {})
-            with storage_errors_as_conflict():
-                self._write_partition(entry, catch_up, existing_keys, changes, pending)
+        for work, parts in zip(works, answers, strict=True):
+            if parts.conflict:
+                raise CommitConflictError(parts.conflict)
+            pending.add(parts)
             crash_point("current-half")
-            records_read += catch_up.record_count()
+            records_read += work.catch_up.record_count()
             progress(records_read)
         crash_point("current-written")
         # 3. The commit.
@@ -215,69 +319,11 @@ class DeltaCurrent:
             removed_files=len(pending.replaced_keys),
         )
 
-    def _write_partition(
-        self,
-        entry: EntryMark,
-        catch_up: PartitionCatchUp,
-        existing_keys: Mapping[HashBucket, str],
-        changes: pa.Table,
-        pending: PendingTableCommit,
-    ) -> None:
-        """Write the parts of one partition that have a changed row, or all of them if its rows are
-        built anew.
-        """
-        if catch_up.is_full_rebuild:
-            # Without the old parts nothing is merged, and rows that no record names are gone.
-            pending.replaced_keys += existing_keys.values()
-            existing_keys = {}
-        buckets = covering_buckets(set(existing_keys))
-        for bucket, part_changes in _split_by_part(changes, buckets):
-            if not part_changes.num_rows:
-                continue
-            previous_rows = None
-            existing_key = existing_keys.get(bucket)
-            if existing_key is not None:
-                previous_rows = self._read_file(existing_key)
-                pending.replaced_keys.append(existing_key)
-            rows = self.row_merger.merge(previous_rows, part_changes, catch_up.partition)
-            self._write_part(entry, catch_up.partition, bucket, rows, pending)
-
-    def _read_file(self, key: str) -> pa.Table:
-        with self.table.reading(), open_parquet(self.store, key) as parquet:
-            return parquet.read()
-
-    def _write_part(
-        self,
-        entry: EntryMark,
-        partition: Partition,
-        bucket: HashBucket,
-        rows: pa.Table,
-        pending: PendingTableCommit,
-    ) -> None:
-        """Write a part as one file, or as two parts if it has grown too large. A part without rows
-        has no file.
-        """
-        if rows.num_rows > self.part_rows_max and bucket.depth < DEPTH_MAX:
-            for half, half_rows in _split_by_part(rows, bucket.split()):
-                self._write_part(entry, partition, half, half_rows, pending)
-            return
-        # Two updates to the same entry may run at once: the last part keeps their files apart.
-        unique = uuid.uuid4().hex[:12]
-        name = f"{entry.sequence}-{bucket.depth}-{bucket.value}-{unique}.parquet"
-        key = f"{TABLE_KEY}/{partition}/{name}"
-        writer = ParquetFileWriter(self.store, key, self.row_merger.schema, self.compression)
-        for batch in rows.combine_chunks().to_batches(max_chunksize=ROWS_PER_GROUP):
-            writer.add(batch)
-        file = writer.finish()
-        if file is not None:
-            pending.new_files.append(_table_file(file, partition, rows))
-            pending.rows_written += file.rows
-
     def _commit(
         self,
         expected: PublishedVersion,
         mark: PublishedMark,
-        pending: PendingTableCommit,
+        pending: PublishedParts,
     ) -> None:
         """Make one commit on exactly the table that was read before."""
         if expected.token is not None and self.table.column_difference(expected.token):

@@ -44,7 +44,14 @@ from seriatim.operations.prove.partition_rules import (
     check_step,
     state_row_reader,
 )
-from seriatim.operations.prove.suite import BrokenCheckError, Checker, Judgement, Suites
+from seriatim.operations.prove.suite import (
+    BrokenCheckError,
+    Checker,
+    Expectation,
+    Judgement,
+    Suite,
+    Suites,
+)
 from seriatim.ports import (
     Clock,
     LedgerStore,
@@ -140,9 +147,10 @@ def check_stream(
     name = open_stream.stream.name
     row_reader = _exact_row_reader(open_stream.runner, load_runner)
     prover = PartitionProver(record_scanner, open_stream.open_state(), row_reader)
+    partition_check = PartitionCheck(prover, checker, suites.records)
     for attempts_left in reversed(range(TRIES_MAX)):
         head = require_head(open_stream.ledger, name)
-        attempt = CheckAttempt(open_stream, head, suites, checker, prover, progress, choose_workers)
+        attempt = CheckAttempt(open_stream, head, suites, partition_check, progress, choose_workers)
         if not attempt.partitions:
             return attempt.result
         try:
@@ -215,6 +223,65 @@ def unjudged_entries(manifests: Iterable[Manifest]) -> Iterator[UnjudgedEntry]:
         accounts_before = accounts_after
 
 
+class PartitionToCheck(Struct, frozen=True, kw_only=True):
+    """A piece of work: one partition that entries changed."""
+
+    claims: PartitionClaims
+    new_files: Files = ()
+    """Files with new records of the partition."""
+    first_new_offsets: dict[str, int] = field(default_factory=dict)
+    """By topic id: the first offset that is new."""
+
+    def __str__(self) -> str:
+        return str(self.claims)
+
+
+class CheckedPartition(Struct, frozen=True, kw_only=True):
+    """The answer to a `PartitionToCheck`."""
+
+    proof: PartitionProof = field(default_factory=PartitionProof)
+    judgements: list[Judgement] = field(default_factory=list)
+    """What is not as the suite of records expects."""
+    broken_expectation: Expectation | None = None
+    """An expectation that could not be checked. Then there is no verdict."""
+    broken_reason: str = ""
+
+    def raise_errors(self) -> None:
+        """Raise what stops the check of the whole stream."""
+        if self.proof.unreadable_path:
+            raise UnreadableFileError(self.proof.unreadable_path, self.proof.read_error)
+        if self.broken_expectation is not None:
+            raise BrokenCheckError(self.broken_expectation, self.broken_reason)
+
+
+class PartitionCheck(Struct, frozen=True):
+    """Checks one partition: its files against the ledger, and its new records against the suite of
+    records. It can be sent to other processes.
+    """
+
+    prover: PartitionProver
+    checker: Checker
+    suite: Suite
+
+    def __call__(self, work: PartitionToCheck) -> CheckedPartition:
+        """Evidence and judgements. Errors that the caller decides about are values."""
+        proof = self.prover(work.claims)
+        if proof.unreadable_path or not work.new_files or not self.suite.expectations:
+            return CheckedPartition(proof=proof)
+        try:
+            judgements = self.checker.check_records(
+                self.suite, work.claims.partition, work.new_files, work.first_new_offsets
+            )
+        except UnreadableFileError as error:
+            unreadable = PartitionProof(unreadable_path=error.path, read_error=error.reason)
+            return CheckedPartition(proof=unreadable)
+        except BrokenCheckError as error:
+            return CheckedPartition(
+                broken_expectation=error.expectation, broken_reason=error.reason
+            )
+        return CheckedPartition(proof=proof, judgements=judgements)
+
+
 class CheckAttempt:
     """One attempt at a check, as of one entry of the ledger."""
 
@@ -223,16 +290,14 @@ class CheckAttempt:
         open_stream: OpenStream,
         head: LedgerHead,
         suites: Suites,
-        checker: Checker,
-        prover: PartitionProver,
+        partition_check: PartitionCheck,
         progress: ProgressCallback = _ignore_progress,
         choose_workers: ChooseWorkers = this_process,
     ) -> None:
         """Step 1: what is to be judged."""
         self.open_stream = open_stream
         self.suites = suites
-        self.checker = checker
-        self.prover = prover
+        self.partition_check = partition_check
         self.progress = progress
         self.choose_workers = choose_workers
         self.head = head
@@ -267,18 +332,26 @@ class CheckAttempt:
         for judged in self.partitions:
             total_rows += sum(file.rows for file in judged.new_files)
         self.progress(0, total_rows)
-        claims = map(self.claims, self.partitions)
-        proofs = map_or_raise(self.choose_workers(total_rows), self.prover, claims)
-        for judged, proof in zip(self.partitions, proofs, strict=True):
-            self._judge_partition(judged, proof)
+        works = map(self.work_of, self.partitions)
+        answers = map_or_raise(self.choose_workers(total_rows), self.partition_check, works)
+        for judged, checked in zip(self.partitions, answers, strict=True):
+            self._take_answer(judged, checked)
             self.progress(result.records, max(total_rows, result.records))
         crash_point("check-judged")
         # 3. The evidence.
         for suite in (self.suites.ledger, self.suites.state):
-            self.judgements += self.checker.check_evidence(suite, result.evidence)
+            self.judgements += self.partition_check.checker.check_evidence(suite, result.evidence)
         # 4. The verdict.
         self._commit(self.open_stream.clock.now_seconds() - started_seconds)
         return result
+
+    def work_of(self, judged: JudgedPartition) -> PartitionToCheck:
+        """The piece of work for one partition."""
+        return PartitionToCheck(
+            claims=self.claims(judged),
+            new_files=(*judged.new_files, *judged.rewritten_files),
+            first_new_offsets=judged.first_new_offsets,
+        )
 
     def claims(self, judged: JudgedPartition) -> PartitionClaims:
         """What the ledger says of a partition, for whoever reads its files."""
@@ -309,7 +382,7 @@ class CheckAttempt:
         """None if the records cannot be folded in order: those of other partitions are in the same
         files.
         """
-        return None if judged.rewritten_files else self.prover.row_reader
+        return None if judged.rewritten_files else self.partition_check.prover.row_reader
 
     def _committed_files(
         self, judged: JudgedPartition, files: Iterable[File]
@@ -335,24 +408,18 @@ class CheckAttempt:
                     committed_files[file.path] = committed_file
         return tuple(committed_files.values())
 
-    def _judge_partition(self, judged: JudgedPartition, proof: PartitionProof) -> None:
-        """Step 2: take the evidence of a partition, and check its new records."""
-        if proof.unreadable_path:
-            raise UnreadableFileError(proof.unreadable_path, proof.read_error)
+    def _take_answer(self, judged: JudgedPartition, checked: CheckedPartition) -> None:
+        """Step 2: take the evidence and the judgements of a partition."""
+        checked.raise_errors()
         if judged.rewritten_files:
             rewritten_path = judged.rewritten_files[0].path
             self.result.notes.append(
                 f"{judged.partition}: its records were not folded: {rewritten_path}"
                 " was rewritten by somebody else (OPTIMIZE)"
             )
-        self.result.evidence += [self.dense_evidence(judged), *proof.evidence]
-        self.result.records += proof.records
-        files = (*judged.new_files, *judged.rewritten_files)
-        suite = self.suites.records
-        if files and suite.expectations:
-            self.judgements += self.checker.check_records(
-                suite, judged.partition, files, judged.first_new_offsets
-            )
+        self.result.evidence += [self.dense_evidence(judged), *checked.proof.evidence]
+        self.result.records += checked.proof.records
+        self.judgements += checked.judgements
 
     def dense_evidence(self, judged: JudgedPartition) -> Evidence:
         """Each account of the partition follows from the one before it, up to the present one."""

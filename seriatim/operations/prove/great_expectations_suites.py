@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ OFFSET_MAX = np.iinfo(np.int64).max
 
 
 class GreatExpectations:
-    """Checks the record files of one stream."""
+    """Checks the record files of one stream. It can be sent to other processes."""
 
     def __init__(self, store: Store, rows_at_once: int = ROWS_AT_ONCE) -> None:
         self.store = store
@@ -149,7 +149,7 @@ class GreatExpectations:
         }
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            batch = self._batch_definition.get_batch({"dataframe": _to_pandas(table)})
+            batch = _batch_definition().get_batch({"dataframe": _to_pandas(table)})
             results = batch.validate(library_suite, result_format=result_format).results
         # Results come in an order of the library's own.
         result_by_number: dict[int, Any] = {}
@@ -178,7 +178,7 @@ class GreatExpectations:
             config["meta"] = {**expectation.meta, "number": number}
             configs.append(config)
         try:
-            return self._library.ExpectationSuite(name=suite.name, expectations=configs)
+            return _library().ExpectationSuite(name=suite.name, expectations=configs)
         except Exception as error:  # The library raises anything about a suite that it refuses.
             # Its error does not say which expectation it is about, so each is tried alone.
             for expectation in suite.expectations:
@@ -188,32 +188,35 @@ class GreatExpectations:
     def _refuse_expectation(self, suite_name: str, expectation: Expectation) -> None:
         """Raise `BrokenCheckError` if the library refuses an expectation."""
         try:
-            self._library.ExpectationSuite(name=suite_name, expectations=[expectation.config()])
+            _library().ExpectationSuite(name=suite_name, expectations=[expectation.config()])
         except Exception as error:  # noqa: BLE001  # See `_library_suite`.
             raise BrokenCheckError(expectation, str(error).strip()) from None
 
-    @cached_property
-    def _library(self) -> Any:
-        _silence_logging()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                import great_expectations
-        except ImportError as error:
-            raise ConfigError(
-                f"great-expectations cannot be imported: {error}",
-                next="install it: `make setup`, or the extra seriatim[airflow]",
-            ) from None
-        _silence_logging()  # Its modules set levels of their own while they are imported.
-        return great_expectations
 
-    @cached_property
-    def _batch_definition(self) -> Any:
-        context = self._library.get_context(mode="ephemeral")
-        context.variables.progress_bars = {"globally": False}
-        context.enable_analytics(enable=False)
-        asset = context.data_sources.add_pandas("seriatim").add_dataframe_asset("frame")
-        return asset.add_batch_definition_whole_dataframe("whole")
+@cache
+def _library() -> Any:
+    """The library. It is imported once in a process, and never sent to another one."""
+    _silence_logging()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            import great_expectations
+    except ImportError as error:
+        raise ConfigError(
+            f"great-expectations cannot be imported: {error}",
+            next="install it: `make setup`, or one of the extras seriatim[airflow] and seriatim[spark]",
+        ) from None
+    _silence_logging()  # Its modules set levels of their own while they are imported.
+    return great_expectations
+
+
+@cache
+def _batch_definition() -> Any:
+    context = _library().get_context(mode="ephemeral")
+    context.variables.progress_bars = {"globally": False}
+    context.enable_analytics(enable=False)
+    asset = context.data_sources.add_pandas("seriatim").add_dataframe_asset("frame")
+    return asset.add_batch_definition_whole_dataframe("whole")
 
 
 def _silence_logging() -> None:

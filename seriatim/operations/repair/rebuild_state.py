@@ -26,132 +26,175 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.engine.files import File, Files
-from seriatim.engine.findings import GapMark
+from seriatim.engine.files import File, Files, StateStore
+from seriatim.engine.findings import GapMark, Tier
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import SessionTable
 from seriatim.engine.rules import is_in_doubt, tier_doubts_after_loss
 from seriatim.engine.session import Session, SessionsByName
-from seriatim.engine.task import stem_prefix
 from seriatim.ledger.gaps import Gap
 from seriatim.ledger.model import Account, Change
+from seriatim.operations.prove.partition_rules import StateRowReader
 from seriatim.operations.repair.forward import CLOSED_BY_FORWARD
-from seriatim.ports import OpenStream
+from seriatim.ports import Joiner
 
 
-class StateRebuild(Struct, frozen=True):
-    """Rebuilds the state of one partition."""
+class StateToRebuild(Struct, frozen=True, kw_only=True):
+    """A piece of work: one partition whose state is lost."""
 
-    open_stream: OpenStream
     partition: Partition
     account: Account
+    records: Files
+    """All its records up to the frontier."""
+    open_gaps: tuple[Gap, ...] = ()
+    """The gaps of its sessions that nothing has closed yet."""
+    stem: str
+    """The name of the new state files, without their suffix."""
 
-    def build_change(
-        self, before: Change, records: Sequence[File], gaps: Iterable[Gap], hold: str, reason: str
-    ) -> Change:
-        """The change `before`, with the rebuilt state and a gap of all sessions.
+    def __str__(self) -> str:
+        return str(self.partition)
 
-        1. Rebuild the sessions of damaged files.
-        2. Take the sessions of newer files as they are.
-        3. Save all of them as one state file.
-        """
-        account = self.account
-        state = self.open_stream.open_state()
-        newer_files, older_files = self._intact_state_files()
+
+class RebuiltState(Struct, frozen=True, kw_only=True):
+    """The answer to a `StateToRebuild`."""
+
+    state_files: Files = ()
+    intact_sessions: int = 0
+    """Sessions that were in newer files than the damaged ones."""
+    quarantined: int = 0
+
+
+def open_gaps_of(partition: Partition, topic_id: str, gaps: Iterable[Gap]) -> tuple[Gap, ...]:
+    """The open gaps of the sessions of one partition."""
+    open_gaps = []
+    for gap in gaps:
+        is_open = gap.session is not None and gap.closed is None
+        if is_open and gap.topic_partition == partition and gap.topic_id == topic_id:
+            open_gaps.append(gap)
+    return tuple(open_gaps)
+
+
+def change_with_rebuilt_state(
+    before: Change, account: Account, rebuilt: RebuiltState, reason: str
+) -> Change:
+    """The change `before`, with the rebuilt state and a gap of all sessions."""
+    mark = GapMark(
+        finding="expired",
+        offset=account.frontier,
+        until=account.frontier,
+        cause=f"state was lost, and Kafka has not what made it: {reason}."
+        f" {rebuilt.intact_sessions} sessions are as they were",
+        closed_by=CLOSED_BY_FORWARD,
+    )
+    return replace(
+        before,
+        state=rebuilt.state_files,
+        marks=(*before.marks, mark),
+        headless_since=account.frontier,
+        quarantined=rebuilt.quarantined,
+    )
+
+
+class StateRebuilder(Struct, frozen=True):
+    """Rebuilds the state of one partition after the other. It can be sent to other processes; whoever
+    rebuilds the same state a second time writes the same bytes.
+
+    1. Rebuild the sessions of damaged files.
+    2. Take the sessions of newer files as they are.
+    3. Save all of them.
+    """
+
+    joiner: Joiner
+    state: StateStore
+    tier: Tier
+    row_reader: StateRowReader | None = None
+    """Of the table machine; None: the machine is the user's."""
+
+    def __call__(self, work: StateToRebuild) -> RebuiltState:
+        """The new state files."""
+        newer_files, older_files = self._intact_state_files(work.account.state)
         # 1. Sessions that are lost.
-        sessions = self._rebuild_sessions(records, older_files)
-        for gap in gaps:
-            self._apply_gap(sessions, gap)
+        sessions = self._rebuild_sessions(work, older_files)
+        for gap in work.open_gaps:
+            _apply_gap(sessions, gap)
         # 2. Sessions that are not lost. They win over what was rebuilt.
         intact_sessions: SessionsByName = {}
-        for name, session in state.all_sessions(newer_files):
-            intact_sessions[name] = self._session_of_intact_file(session)
+        for name, session in self.state.all_sessions(newer_files):
+            intact_sessions[name] = _session_of_intact_file(session, work.account)
         sessions |= intact_sessions
-        # 3. The state file.
+        # 3. The state files.
         state_files: Files = ()
         if sessions:
-            stem = f"{stem_prefix(account.epoch, account.frontier)}{hold}n"
-            state_files = state.save(self.partition, stem, sessions, ())
-        mark = GapMark(
-            finding="expired",
-            offset=account.frontier,
-            until=account.frontier,
-            cause=f"state was lost, and Kafka has not what made it: {reason}."
-            f" {len(intact_sessions)} sessions are as they were",
-            closed_by=CLOSED_BY_FORWARD,
-        )
-        return replace(
-            before,
-            state=state_files,
-            marks=(*before.marks, mark),
-            headless_since=account.frontier,
+            state_files = self.state.save(work.partition, work.stem, sessions, ())
+        return RebuiltState(
+            state_files=state_files,
+            intact_sessions=len(intact_sessions),
             quarantined=sum(session.finding is not None for session in sessions.values()),
         )
 
-    def _session_of_intact_file(self, session: Session) -> Session:
-        """A session of an intact file: it goes on as it was, and in doubt only if it was in doubt."""
-        if is_in_doubt(session, self.account.headless_since):
-            return session
-        # A session is in doubt if its snapshot is before `headless_since`, which becomes the
-        # frontier now.
-        return replace(session, snapshot_offset=self.account.frontier)
-
-    def _intact_state_files(self) -> tuple[list[File], list[File]]:
+    def _intact_state_files(self, files: Sequence[File]) -> tuple[list[File], list[File]]:
         """The state files that are newer than all damaged ones, and the intact ones among the older
         files.
         """
-        files = list(self.account.state)
-        damaged = self.open_stream.joiner.find_damaged_files(files)
+        damaged = self.joiner.find_damaged_files(files)
         damaged_indexes = [i for i, file in enumerate(files) if file.path in damaged]
         newest_damaged = max(damaged_indexes)
-        newer_files = files[newest_damaged + 1 :]
+        newer_files = list(files[newest_damaged + 1 :])
         older_files = [file for file in files[:newest_damaged] if file.path not in damaged]
         return newer_files, older_files
 
-    def _rebuild_sessions(self, records: Sequence[File], older: Sequence[File]) -> SessionsByName:
+    def _rebuild_sessions(self, work: StateToRebuild, older: Sequence[File]) -> SessionsByName:
         """The sessions whose newest state is lost, as far as they are known."""
-        row_key_spec = None
-        if self.open_stream.stream.machine == "table":
-            row_key_spec = self.open_stream.runner.row_key_spec
-        if row_key_spec is not None:
-            tables = self.open_stream.joiner.session_tables(
-                self.partition, self.account.topic_id, records, row_key_spec
+        row_reader = self.row_reader
+        if row_reader is not None:
+            tables = self.joiner.session_tables(
+                work.partition, work.account.topic_id, work.records, row_reader.row_key_spec
             )
-            return {table.session: self._session_from_records(table) for table in tables}
-        if not tier_doubts_after_loss(self.open_stream.stream.tier):
+            return {
+                table.session: self._session_from_records(row_reader, table) for table in tables
+            }
+        if not tier_doubts_after_loss(self.tier):
             return {}  # No sequence could prove that an older state is still the right one.
         sessions: SessionsByName = {}
-        for name, session in self.open_stream.open_state().all_sessions(older):
+        for name, session in self.state.all_sessions(older):
             sessions[name] = session.without_finding()
         return sessions
 
-    def _session_from_records(self, table: SessionTable) -> Session:
+    def _session_from_records(self, row_reader: StateRowReader, table: SessionTable) -> Session:
         """A session of the table machine, as its records show it."""
         rows = dict(enumerate(table.rows))
         sequence = None
-        if tier_doubts_after_loss(self.open_stream.stream.tier):
+        if tier_doubts_after_loss(self.tier):
             sequence = table.sequence
         return Session(
-            state_bytes=self.open_stream.runner.dump(rows),
-            state_version=self.open_stream.runner.state_version,
+            state_bytes=row_reader.runner.dump(rows),
+            state_version=row_reader.runner.state_version,
             sequence=sequence,
             first_offset=table.offset,
             last_offset=table.offset,
             timestamp=table.timestamp,
         )
 
-    def _apply_gap(self, sessions: SessionsByName, gap: Gap) -> None:
-        """Put an open gap back into its session: its next snapshot, or a person, ends it."""
-        if gap.session is None or gap.closed is not None:
-            return
-        if gap.topic_partition != self.partition or gap.topic_id != self.account.topic_id:
-            return
-        session = sessions.get(gap.session) or Session()
-        if session.damaged_since_offset < 0:
-            session.damaged_since_offset = gap.start
-        else:
-            session.damaged_since_offset = min(session.damaged_since_offset, gap.start)
-        if gap.quarantined:
-            session.finding = gap.finding
-            session.finding_offset = gap.start
-        sessions[gap.session] = session
+
+def _session_of_intact_file(session: Session, account: Account) -> Session:
+    """A session of an intact file: it goes on as it was, and in doubt only if it was in doubt."""
+    if is_in_doubt(session, account.headless_since):
+        return session
+    # A session is in doubt if its snapshot is before `headless_since`, which becomes the frontier
+    # now.
+    return replace(session, snapshot_offset=account.frontier)
+
+
+def _apply_gap(sessions: SessionsByName, gap: Gap) -> None:
+    """Put an open gap back into its session: its next snapshot, or a person, ends it."""
+    if gap.session is None:
+        return
+    session = sessions.get(gap.session) or Session()
+    if session.damaged_since_offset < 0:
+        session.damaged_since_offset = gap.start
+    else:
+        session.damaged_since_offset = min(session.damaged_since_offset, gap.start)
+    if gap.quarantined:
+        session.finding = gap.finding
+        session.finding_offset = gap.start
+    sessions[gap.session] = session

@@ -27,6 +27,7 @@ operations/repair/damage.py makes the plan; storage/join.py writes the joined fi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -35,8 +36,9 @@ from seriatim import __version__
 from seriatim.engine.crash_points import crash_point
 from seriatim.engine.files import File, Files, FilesByTable, SourceFailedError, save_state
 from seriatim.engine.findings import Finding, GapMark
+from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import OffsetRange, Partition, Ranges
-from seriatim.engine.records import table_of_path
+from seriatim.engine.records import MAIN_TABLE, table_of_path
 from seriatim.engine.session import RefoldScope, ReplacedRecords, Session, SwappedRanges
 from seriatim.engine.task import PartitionWork, TaskResult, stem_prefix
 from seriatim.errors import (
@@ -61,6 +63,7 @@ from seriatim.ledger.model import (
 )
 from seriatim.ledger.replaced_files import Intent
 from seriatim.operations.followers import catch_up_after_run
+from seriatim.operations.prove.partition_rules import state_row_reader
 from seriatim.operations.repair.damage import (
     ForwardAction,
     LiftHaltAction,
@@ -73,7 +76,13 @@ from seriatim.operations.repair.damage import (
     request_of_hold,
 )
 from seriatim.operations.repair.forward import CLOSED_BY_FORWARD
-from seriatim.operations.repair.rebuild_state import StateRebuild
+from seriatim.operations.repair.rebuild_state import (
+    RebuiltState,
+    StateRebuilder,
+    StateToRebuild,
+    change_with_rebuilt_state,
+    open_gaps_of,
+)
 from seriatim.operations.repair_text import held_by_repair
 from seriatim.operations.rewind import (
     END_OFFSET,
@@ -95,7 +104,8 @@ from seriatim.operations.run import (
     result_of_hole,
 )
 from seriatim.operations.sweep import sweep_attempts, sweep_dead
-from seriatim.ports import OpenStream, ProgressCallback, ReadOptions
+from seriatim.ports import Joiner, OpenStream, ProgressCallback, ReadOptions
+from seriatim.workers import ChooseWorkers, map_or_raise, this_process
 
 REGION_ROWS_MAX = 1_000_000
 FILES_SHOWN_MAX = 10
@@ -274,12 +284,23 @@ class RepairRun:
     """
 
     def __init__(
-        self, open_stream: OpenStream, *, run_id: str = "", progress: ProgressCallback | None = None
+        self,
+        open_stream: OpenStream,
+        *,
+        run_id: str = "",
+        progress: ProgressCallback | None = None,
+        choose_workers: ChooseWorkers = this_process,
+        load_runner: Callable[[], Runner] | None = None,
     ) -> None:
+        """`choose_workers` chooses where record files are joined and state is rebuilt. `load_runner`
+        loads the machine where that is another process.
+        """
         self.open_stream = open_stream
         self.stream_name = open_stream.stream.name
         self.runner = open_stream.runner
         self.run_id = run_id
+        self.choose_workers = choose_workers
+        self.load_runner = load_runner
         self.on_progress = progress or (lambda _messages, _total: None)
         self.history = LedgerHistory(open_stream.ledger, self.stream_name)
         self.suspects: frozenset[str] = frozenset()
@@ -433,9 +454,10 @@ class RepairRun:
             raise _nothing_left_error(new_plan)
         # 4 and 5. The refolds, and the other actions on top of them.
         changes, removed_files = self._refold_changes(head, actions, messages_max)
+        rebuilt_states = self._rebuild_states(actions, head)
         for action in actions:
             changes[action.partition] = self._change_by_action(
-                action, head, changes.get(action.partition)
+                action, head, changes.get(action.partition), rebuilt_states
             )
         for partition in partitions:
             if partition not in changes:
@@ -458,13 +480,22 @@ class RepairRun:
         return self.result
 
     def _change_by_action(
-        self, action: RepairAction, head: LedgerHead, refold_change: Change | None
+        self,
+        action: RepairAction,
+        head: LedgerHead,
+        refold_change: Change | None,
+        rebuilt_states: Mapping[Partition, RebuiltState],
     ) -> Change:
         """What an action does to its partition, on top of its refold where there is one."""
         account = head.ledger.partitions[str(action.partition)]
         change = refold_change or _unmoved_change_with_quarantine(action.partition, account)
         if isinstance(action, RebuildStateAction):
-            return self._rebuilt_state_change(action, head, replace(change, halt=account.halt))
+            return change_with_rebuilt_state(
+                replace(change, halt=account.halt),
+                account,
+                rebuilt_states[action.partition],
+                action.reason,
+            )
         if isinstance(action, LiftHaltAction):
             return replace(change, halt=None)
         if isinstance(action, ForwardAction):
@@ -479,19 +510,39 @@ class RepairRun:
             )
         return change
 
-    def _rebuilt_state_change(
-        self, action: RebuildStateAction, head: LedgerHead, change: Change
-    ) -> Change:
-        """A change with state that is rebuilt from records, where Kafka cannot give it back."""
-        partition = action.partition
+    def _rebuild_states(
+        self, actions: Iterable[RepairAction], head: LedgerHead
+    ) -> dict[Partition, RebuiltState]:
+        """The state of partitions that is rebuilt from records, where Kafka cannot give it back."""
+        works = []
+        for action in actions:
+            if isinstance(action, RebuildStateAction):
+                works.append(self._state_to_rebuild(action.partition, head))
+        if not works:
+            return {}
+        row_reader = None
+        if self.open_stream.stream.machine == "table":
+            row_reader = state_row_reader(self.runner, self.load_runner)
+        rebuilder = StateRebuilder(
+            self.open_stream.joiner,
+            self.open_stream.open_state(),
+            self.open_stream.stream.tier,
+            row_reader,
+        )
+        records = sum(file.rows for work in works for file in work.records)
+        answers = map_or_raise(self.choose_workers(records), rebuilder, works)
+        return {work.partition: rebuilt for work, rebuilt in zip(works, answers, strict=True)}
+
+    def _state_to_rebuild(self, partition: Partition, head: LedgerHead) -> StateToRebuild:
         account = head.ledger.partitions[str(partition)]
         active_paths = self.open_stream.ledger.active_paths(head)
-        record_files = self.history.of_partition(partition).files_of_topic(
-            account.topic_id, active_paths
-        )
-        rebuild = StateRebuild(self.open_stream, partition, account)
-        return rebuild.build_change(
-            change, record_files, self.history.gaps, self.result.hold, action.reason
+        history = self.history.of_partition(partition)
+        return StateToRebuild(
+            partition=partition,
+            account=account,
+            records=tuple(history.files_of_topic(account.topic_id, active_paths)),
+            open_gaps=open_gaps_of(partition, account.topic_id, self.history.gaps),
+            stem=f"{stem_prefix(account.epoch, account.frontier)}{self.result.hold}n",
         )
 
     def _refold_changes(
@@ -520,8 +571,17 @@ class RepairRun:
             crash_point("stage-folded")
         # 5. Join the record files.
         active_paths = self.open_stream.ledger.active_paths(head)
+        tables = {
+            partition: self._tables_to_join(refold, active_paths)
+            for partition, refold in refolds.items()
+        }
+        works = [table for own_tables in tables.values() for table in own_tables]
+        workers = self.choose_workers(sum(work.rows for work in works))
+        answers = map_or_raise(workers, TableJoiner(self.open_stream.joiner), works)
         for partition, refold in refolds.items():
-            changes[partition], replaced_files = self._build_change(refold, active_paths)
+            joined_tables = list(islice(answers, len(tables[partition])))
+            self._refuse_joined(partition, joined_tables)
+            changes[partition], replaced_files = self._build_change(refold, joined_tables)
             removed_files += replaced_files
         crash_point("refolded")
         return changes, removed_files
@@ -728,15 +788,70 @@ class RepairRun:
 
     # Joining
 
+    def _tables_to_join(self, refold: PartitionRefold, active_paths: set[str]) -> list[TableToJoin]:
+        """The tables of one partition: that of its records, then the further ones."""
+        topic_id = refold.account.topic_id
+        old_files = refold.history.files_of_topic(topic_id, active_paths)
+        tables = [self._table_to_join(refold, MAIN_TABLE, old_files, refold.records)]
+        old_files_by_table: dict[str, list[File]] = {
+            table: [] for table in refold.other_record_files
+        }
+        for origin in refold.history.other_record_files.values():
+            if origin.topic_id == topic_id:
+                table = table_of_path(origin.file.path)
+                old_files_by_table.setdefault(table, []).append(origin.file)
+        for table, table_files in sorted(old_files_by_table.items()):
+            new_files = refold.other_record_files.get(table, [])
+            tables.append(self._table_to_join(refold, table, table_files, new_files))
+        return tables
+
+    def _table_to_join(
+        self,
+        refold: PartitionRefold,
+        table: str,
+        old_files: Sequence[File],
+        new_files: Sequence[File],
+    ) -> TableToJoin:
+        replaced = refold.replaced_records()
+        range_end = max(replaced.end_offset, 1)
+        files_in_range = [
+            file
+            for file in old_files
+            if file.last_offset >= replaced.start and file.first_offset < range_end
+        ]
+        return TableToJoin(
+            partition=refold.rewind.partition,
+            table=table,
+            stem=self._file_stem(refold),
+            old_files=tuple(files_in_range),
+            new_files=tuple(new_files),
+            replaced=replaced,
+            must_be_unchanged=self.must_be_unchanged,
+        )
+
+    def _refuse_joined(self, partition: Partition, joined_tables: Sequence[JoinedTable]) -> None:
+        """Raise what forbids to commit the tables of one partition."""
+        for joined in joined_tables:
+            if joined.damaged_files:
+                raise DamagedInputError(joined.damaged_files)
+            if joined.changed_offset is not None:
+                difference = f"other records at offset {joined.changed_offset}"
+                raise _machine_changed_error(self.stream_name, partition, difference)
+
     def _build_change(
-        self, refold: PartitionRefold, active_paths: set[str]
+        self, refold: PartitionRefold, joined_tables: Sequence[JoinedTable]
     ) -> tuple[Change, list[File]]:
         """The change of one partition, and the files that leave its tables."""
         rewind = refold.rewind
         account = refold.account
-        old_files = refold.history.files_of_topic(account.topic_id, active_paths)
-        joined_files, replaced_files = self._join_table(refold, old_files, refold.records)
-        other_tables, other_replaced_files = self._join_other_tables(refold)
+        records, *other_tables = joined_tables
+        replaced_files = list(records.replaced_files)
+        other_records: FilesByTable = {}
+        other_replaced_files: list[File] = []
+        for joined in other_tables:
+            if joined.joined_files:
+                other_records[joined.table] = joined.joined_files
+            other_replaced_files += joined.replaced_files
         new_state = self._final_state_files(refold)
         final_state = account.state if new_state is None else new_state
         closing_marks, new_marks, is_quarantined_already = repaired_marks(self.history.gaps, refold)
@@ -751,8 +866,8 @@ class RepairRun:
             unmoved_change(rewind.partition, account),
             until=rewind.frontier,
             state=new_state,
-            records=tuple(joined_files),
-            other_records=other_tables,
+            records=records.joined_files,
+            other_records=other_records,
             quarantine_files=quarantine_files,
             halt=None if rewind.frontier < account.frontier else account.halt,
             marks=(*closing_marks, *new_marks),
@@ -763,99 +878,6 @@ class RepairRun:
             quarantined=len(self.open_stream.open_state().quarantined_sessions(final_state)),
         )
         return change, replaced_files + other_replaced_files
-
-    def _join_table(
-        self, refold: PartitionRefold, old_files: Sequence[File], new_files: Sequence[File]
-    ) -> tuple[list[File], list[File]]:
-        """The new files of one table, and the files that leave it.
-
-        1. Check that the files that are to be read are as committed.
-        2. Divide the offsets into regions around the files that change.
-        3. Write one new file for each region.
-
-        Raises `DamagedInputError` in step 1: damage is never copied, nor left beside the new files.
-        """
-        joiner = self.open_stream.joiner
-        replaced = refold.replaced_records()
-        # 1. The files in the range, and whether those of which a part stays are intact.
-        range_end = max(replaced.end_offset, 1)
-        files_in_range = [
-            file
-            for file in old_files
-            if file.last_offset >= replaced.start and file.first_offset < range_end
-        ]
-        damaged = joiner.find_damaged_files(_partly_replaced(files_in_range, replaced))
-        if damaged:
-            raise DamagedInputError(damaged)
-
-        # 2. The regions.
-        def is_affected(file: File) -> bool:
-            if replaced.covers(file.first_offset, file.last_offset):
-                return True
-            file_range = OffsetRange(file.first_offset, file.last_offset + 1)
-            if joiner.has_records_in(new_files, file_range):
-                return True
-            return joiner.has_replaced_records(file, replaced)
-
-        regions = _plan_regions(files_in_range, is_affected, REGION_ROWS_MAX)
-        # 3. The new files.
-        joined_files: list[File] = []
-        replaced_files: list[File] = []
-        for number, region in enumerate(regions):
-            self._refuse_changed_records(refold, region, replaced, new_files)
-            joined_file = joiner.join_files(
-                refold.rewind.partition,
-                f"{self._file_stem(refold)}j{number}",
-                _partly_replaced(region.replaced_files, replaced),
-                replaced,
-                new_files,
-                region.offset_range,
-            )
-            if joined_file is not None:
-                joined_files.append(joined_file)
-            replaced_files += region.replaced_files
-        return joined_files, replaced_files
-
-    def _refuse_changed_records(
-        self,
-        refold: PartitionRefold,
-        region: RewriteRegion,
-        replaced: ReplacedRecords,
-        new_files: Sequence[File],
-    ) -> None:
-        """Refuse records that differ from those that they replace, if they must be the same."""
-        joiner = self.open_stream.joiner
-        if not self.must_be_unchanged:
-            return
-        if joiner.find_damaged_files(region.replaced_files):
-            return  # There is nothing to compare with. This is what the refold repairs.
-        offset = joiner.first_difference_offset(
-            region.replaced_files, replaced, new_files, region.offset_range
-        )
-        if offset is not None:
-            difference = f"other records at offset {offset}"
-            raise _machine_changed_error(self.stream_name, refold.rewind.partition, difference)
-
-    def _join_other_tables(self, refold: PartitionRefold) -> tuple[FilesByTable, list[File]]:
-        """The same for the further tables of a machine: the new files of each table, and the files
-        that leave.
-        """
-        new_files = refold.other_record_files
-        old_files_by_table: dict[str, list[File]] = {table: [] for table in new_files}
-        for origin in refold.history.other_record_files.values():
-            if origin.topic_id == refold.account.topic_id:
-                table = table_of_path(origin.file.path)
-                old_files_by_table.setdefault(table, []).append(origin.file)
-        joined_by_table: FilesByTable = {}
-        removed_files: list[File] = []
-        for table, old_files in sorted(old_files_by_table.items()):
-            joined_files, replaced_files = self._join_table(
-                refold, old_files, new_files.get(table, [])
-            )
-            if joined_files:
-                joined_by_table[table] = tuple(joined_files)
-            removed_files += replaced_files
-        return joined_by_table, removed_files
 
     def _final_state_files(self, refold: PartitionRefold) -> Files | None:
         """The state files after the refold; None if they stay as they are.
@@ -1012,6 +1034,111 @@ def _describe_action(action: RepairAction) -> str:
 
 
 # Files that are written anew
+
+
+class TableToJoin(Struct, frozen=True, kw_only=True):
+    """A piece of work: one table of a partition, of which a part was made again."""
+
+    partition: Partition
+    table: str
+    stem: str
+    """How the names of the new files begin."""
+    old_files: Files
+    """The committed files that may have records that are replaced."""
+    new_files: Files
+    """The files with what was made again."""
+    replaced: ReplacedRecords
+    must_be_unchanged: bool
+    """Whether the records that were made must be those that they replace."""
+
+    def __str__(self) -> str:
+        return f"{self.partition} {self.table}".rstrip()
+
+    @property
+    def rows(self) -> int:
+        """How many records there are to read, at most."""
+        return sum(file.rows for file in (*self.old_files, *self.new_files))
+
+
+class JoinedTable(Struct, frozen=True, kw_only=True):
+    """The answer to a `TableToJoin`."""
+
+    table: str
+    joined_files: Files = ()
+    replaced_files: Files = ()
+    """Committed files that leave the table."""
+    damaged_files: dict[str, str] = field(default_factory=dict)
+    """Files of which a part must stay, and that are not as committed, and what is wrong with each. Then
+    nothing was written: damage is never copied, nor left beside the new files.
+    """
+    changed_offset: int | None = None
+    """The first offset with other records than before, where they must be the same."""
+
+
+class TableJoiner(Struct, frozen=True):
+    """Joins what was made again with what stays, one table of a partition after the other. It can be
+    sent to other processes; whoever joins the same files a second time writes the same bytes.
+
+    1. Check that the files that are to be read are as committed.
+    2. Divide the offsets into regions around the files that change.
+    3. Write one new file for each region.
+    """
+
+    joiner: Joiner
+
+    def __call__(self, work: TableToJoin) -> JoinedTable:
+        """The new files, and those that leave the table."""
+        replaced = work.replaced
+        # 1. The files of which a part stays are intact.
+        damaged = self.joiner.find_damaged_files(_partly_replaced(work.old_files, replaced))
+        if damaged:
+            return JoinedTable(table=work.table, damaged_files=damaged)
+
+        # 2. The regions.
+        def is_affected(file: File) -> bool:
+            if replaced.covers(file.first_offset, file.last_offset):
+                return True
+            file_range = OffsetRange(file.first_offset, file.last_offset + 1)
+            if self.joiner.has_records_in(work.new_files, file_range):
+                return True
+            return self.joiner.has_replaced_records(file, replaced)
+
+        regions = _plan_regions(work.old_files, is_affected, REGION_ROWS_MAX)
+        # 3. The new files.
+        joined_files: list[File] = []
+        replaced_files: list[File] = []
+        for number, region in enumerate(regions):
+            changed_offset = self._changed_offset(work, region)
+            if changed_offset is not None:
+                return JoinedTable(table=work.table, changed_offset=changed_offset)
+            joined_file = self.joiner.join_files(
+                work.partition,
+                f"{work.stem}j{number}",
+                _partly_replaced(region.replaced_files, replaced),
+                replaced,
+                work.new_files,
+                region.offset_range,
+            )
+            if joined_file is not None:
+                joined_files.append(joined_file)
+            replaced_files += region.replaced_files
+        return JoinedTable(
+            table=work.table,
+            joined_files=tuple(joined_files),
+            replaced_files=tuple(replaced_files),
+        )
+
+    def _changed_offset(self, work: TableToJoin, region: RewriteRegion) -> int | None:
+        """The first offset at which records differ from those that they replace, if they must be the
+        same.
+        """
+        if not work.must_be_unchanged:
+            return None
+        if self.joiner.find_damaged_files(region.replaced_files):
+            return None  # There is nothing to compare with. This is what the refold repairs.
+        return self.joiner.first_difference_offset(
+            region.replaced_files, work.replaced, work.new_files, region.offset_range
+        )
 
 
 class RewriteRegion(Struct, frozen=True):

@@ -12,13 +12,14 @@ from msgspec.structs import replace
 
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.errors import ConfigError, FencedError, IntegrityError
+from seriatim.errors import BrokenPromiseError, ConfigError, FencedError, IntegrityError
 from seriatim.ledger.commit import commit, read_head
 from seriatim.ledger.entries import CompactEntry
 from seriatim.ledger.model import Change
 from seriatim.memory.check import MemorySight
 from seriatim.operations.prove.check import (
     CheckAttempt,
+    PartitionCheck,
     accept_failed_check,
     unjudged_entries,
 )
@@ -239,7 +240,8 @@ def test_a_certificate_that_does_not_join_is_found() -> None:
     suites = shipped_suites(made.stream)
     scanner = MemorySight(lambda file: made.files.files[file.path].rows)
     prover = PartitionProver(scanner, made.files)
-    judging = CheckAttempt(made.open(), head, suites, MemoryChecker(scanner.read), prover)
+    partition_check = PartitionCheck(prover, MemoryChecker(scanner.read), suites.records)
+    judging = CheckAttempt(made.open(), head, suites, partition_check)
     dense = judging.dense_evidence(judging.partitions[0])
     assert (dense.broken_count, dense.offset, dense.expected) == (1, 3, "3")
     assert dense.found == "a partition's frontier is not where its change ends: 5"
@@ -306,7 +308,7 @@ def test_an_expectation_that_raises_is_no_pass() -> None:
 
         check_evidence = check_records
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(BrokenPromiseError, match="by the suite"):
         run_check(made, checker=Angry())
     assert "verdict" not in kinds(made)
 
