@@ -74,14 +74,15 @@ class Coordinate(msgspec.Struct, frozen=True, order=True):
         """Parse "organisation:name:revision" or "organisation:name:revision:classifier". An archive
         that is no JAR has its extension behind it: "…@tar.gz".
         """
-        name, _, extension = text.partition("@")
-        fields = name.split(":")
+        coordinate, _, extension = text.partition("@")
+        fields = coordinate.split(":")
         is_known = extension in ("", *EXTENSIONS)
         if len(fields) not in (3, 4) or not all(fields) or not is_known:
             raise ConfigError(
                 f"not a JAR's name: {text!r}", next="write organisation:name:revision"
             )
-        return cls(*fields, extension=extension or JAR)
+        organisation, name, revision, *classifier = fields
+        return cls(organisation, name, revision, "".join(classifier), extension or JAR)
 
     def __str__(self) -> str:
         text = f"{self.organisation}:{self.name}:{self.revision}"

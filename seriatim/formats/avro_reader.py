@@ -172,7 +172,7 @@ class _ReaderFactory:
         )
 
 
-def _logical_reader(read: ReadAvro, schema: Mapping[str, Any]) -> ReadAvro:
+def _logical_reader(read: ReadAvro, schema: dict[str, Any]) -> ReadAvro:
     """A reader that makes a date, a decimal and so on of what another has read. The names of these
     types, and what becomes of them, are fastavro's.
     """

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import pytest
 from deltalake import DeltaTable
 
-from seriatim.engine.messages import Poison
 from seriatim.formats import registry
 from seriatim.formats.avro import AvroDecoder
 from seriatim.formats.registry import Registry, read_registry_settings
@@ -33,6 +32,7 @@ columns = {{ id = "int64", customer = "string", note = "string" }}
 path = "lake"
 """
 MANY = 10_000
+"""Ids in the real registry; the other one has a tenth of them."""
 
 
 class AnyRegistry(Protocol):
@@ -223,12 +223,11 @@ def test_versions_an_unknown_id_and_an_outage(
         assert current(tmp_path) == [*rows, (8, "known", None), (9, "c", "later")]
 
 
-def test_ten_thousand_ids_are_looked_up_once_each(
-    server: AnyRegistry, tmp_path: Path
-) -> None:
+def test_many_ids_are_looked_up_once_each(server: AnyRegistry, tmp_path: Path) -> None:
     """By one process, and by none that comes after it on the same host."""
+    count = MANY if isinstance(server, SchemaRegistryServer) else MANY // 10
     values = {}
-    for number in range(MANY):
+    for number in range(count):
         schema = {
             "type": "record",
             "name": f"Quote{number}",
@@ -247,11 +246,11 @@ def test_ten_thousand_ids_are_looked_up_once_each(
     for value, number in values.values():
         expected = {"price": number, "type": f"Quote{number}"}
         assert decoder.to_plain(value) == decoder.to_plain(value) == expected
-    assert first.requests_sent == MANY
+    assert first.requests_sent == count
     assert sorted(server.looked_up()) == sorted(f"/schemas/ids/{number}" for number in values)
 
     second = new_client()
     decoder = AvroDecoder(second)
     for value, number in values.values():
-        assert not isinstance(decoder.to_plain(value), Poison)
+        assert decoder.to_plain(value) == {"price": number, "type": f"Quote{number}"}
     assert second.requests_sent == 0

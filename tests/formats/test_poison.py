@@ -25,7 +25,6 @@ from tests.formats.schema_values import (
     INTEGER,
     PROTO,
     TEXT,
-    UPDATE_SCHEMA,
     add_message,
     avro_value,
     descriptors_of,
@@ -142,9 +141,7 @@ def avro_case() -> PoisonCase:
     schemas = MemorySchemas()
     header = schemas.register(AVRO_SCHEMA)
     good = avro_value(header, AVRO_SCHEMA, {"seq": 7, "id": "a", "next": None, "numbers": []})
-    return PoisonCase(
-        lambda: AvroDecoder(schemas), good, avro_poison(good, header + BEFORE_UNION)
-    )
+    return PoisonCase(lambda: AvroDecoder(schemas), good, avro_poison(good, header + BEFORE_UNION))
 
 
 def protobuf_case() -> PoisonCase:
@@ -205,9 +202,7 @@ def debezium_avro_case() -> PoisonCase:
     nested = b"\x02\x02m" + BEFORE_UNION
     poison = avro_poison(good, header + b"\x02m" + BEFORE_UNION)
     poison["recursion"] = (header + nested[1:] + nested * DEPTH, "nested too deeply")
-    return PoisonCase(
-        lambda: DebeziumDecoder(open_avro=lambda: AvroValues(schemas)), good, poison
-    )
+    return PoisonCase(lambda: DebeziumDecoder(open_avro=lambda: AvroValues(schemas)), good, poison)
 
 
 CASES = {
