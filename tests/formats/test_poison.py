@@ -33,9 +33,9 @@ from tests.formats.schema_values import (
 KINDS = ("truncated", "wrong magic", "wrong branch", "10 MB", "10 MB announced", "recursion")
 LARGE = 10_000_000
 DEPTH = 100_000
-MEMORY_FACTOR = 40
-"""How many times the bytes of a value its decoding may take. A list of empty objects in JSON, of three
-bytes each, takes the most: 64 bytes for each of them, and 8 in the list.
+MEMORY_FACTOR = 16
+"""How many times the bytes of a value its decoding may take. Numbers of one byte in a list of Avro take
+the most: 8 bytes for each of them, and what the list has in reserve.
 """
 
 

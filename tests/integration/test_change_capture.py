@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.full,
     pytest.mark.skipif(bool(has_source()), reason=has_source() or "there is a source"),
 ]
-MARKS = 2
+MARKS = 20
 PARTIAL_MARKS = 6
 TRANSACTIONS = 60
 OpenSource = Callable[..., ChangeSource]
