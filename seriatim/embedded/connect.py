@@ -61,6 +61,8 @@ def debezium_settings(
         "publication.autocreate.mode": "filtered",
         "skipped.operations": "none",
         "decimal.handling.mode": "string",
+        # Topics may have names like a-b. Avro has no such names, and registries refuse them.
+        "schema.name.adjustment.mode": "avro",
         "topic.creation.default.partitions": str(partitions),
         "topic.creation.default.replication.factor": "1",
         # The slot of a killed connector stays taken until PostgreSQL notices.
