@@ -61,6 +61,7 @@ RULES = {
     "seriatim/formats": Rule("errors engine formats stream", "msgspec", PURE),
     "seriatim/formats/registry.py": Rule("config errors", "msgspec"),
     "seriatim/formats/avro.py": Rule("engine formats", "fastavro msgspec", PURE | {"io"}),
+    "seriatim/formats/avro_reader.py": Rule(libraries="fastavro", standard=PURE),
     "seriatim/formats/protobuf.py": Rule("engine formats", "google msgspec", PURE | {"inspect"}),
     "seriatim/ledger": Rule("errors engine ledger ports", "msgspec", PURE),
     "seriatim/ports.py": Rule("errors engine ledger stream workers", "msgspec", PURE),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib import request as http
 
@@ -26,6 +26,7 @@ from seriatim.errors import PlatformError
 MAIN_CLASS = "org.apache.kafka.connect.cli.ConnectStandalone"
 PROCESS_MARKER = "-Dseriatim.connect="
 CONNECTOR = "source"
+AVRO_CONVERTER = "io.apicurio.registry.utils.converter.AvroConverter"
 ANSWER_SECONDS = 5
 
 
@@ -59,12 +60,30 @@ def debezium_settings(
         "publication.autocreate.mode": "filtered",
         "skipped.operations": "none",
         "decimal.handling.mode": "string",
+        # Topics may have names like a-b. Avro has no such names, and registries refuse them.
+        "schema.name.adjustment.mode": "avro",
         "topic.creation.default.partitions": str(partitions),
         "topic.creation.default.replication.factor": "1",
         # The slot of a killed connector stays taken until PostgreSQL notices.
         "slot.max.retries": "60",
         "slot.retry.delay.ms": "1000",
     }
+
+
+def avro_converter(registry_url: str) -> dict[str, str]:
+    """The settings with which values are Avro, in the wire format of Confluent, with schemas in this
+    registry (Apicurio's). Keys stay JSON: an Avro key changes with the id of its schema.
+    """
+    settings = {
+        "apicurio.registry.url": f"{registry_url}/apis/registry/v2",
+        "apicurio.registry.auto-register": "true",
+        "apicurio.registry.find-latest": "false",
+        "apicurio.registry.as-confluent": "true",
+        "apicurio.use-id": "contentId",
+        "apicurio.registry.headers.enabled": "false",
+    }
+    prefixed = {f"value.converter.{name}": value for name, value in settings.items()}
+    return {"value.converter": AVRO_CONVERTER, **prefixed}
 
 
 def start_connect(
@@ -78,8 +97,12 @@ def start_connect(
 ) -> ConnectInfo:
     """Start Kafka Connect of this home with one connector, and return when the connector works. One
     that runs already is left as it is. `settings` say where the cache of JARs is; `converter` has
-    settings like `value.converter`, if messages are not to be JSON without schemas.
+    settings like `value.converter`, if messages are not to be JSON without schemas (`avro_converter`
+    has those of Avro).
     """
+    plugins = ["debezium"]
+    if AVRO_CONVERTER in (converter or {}).values():
+        plugins.append("avro-converter")
     server = _server(home)
     folder = server.folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,7 +110,7 @@ def start_connect(
         process = server.find_process()
         if process is None:
             process = server.launch(
-                _command(folder, settings, print_notice),
+                _command(folder, plugins, settings, print_notice),
                 lambda: _write_settings(folder, connector, bootstrap_servers, converter or {}),
                 lambda _: _is_working(folder) or _has_failed(folder),
                 print_notice,
@@ -116,19 +139,24 @@ def _server(home: Path) -> EmbeddedServer:
     )
 
 
-def _command(folder: Path, settings: config.Settings, print_notice: PrintNotice) -> list[str]:
+def _command(
+    folder: Path, plugins: Sequence[str], settings: config.Settings, print_notice: PrintNotice
+) -> list[str]:
     """The command line. The password of the source is in a file that only its owner can read."""
     java_program = java.find_java(config.child_environment())
     connect_jars = jars.ensure_jars("connect", settings, print_notice)
-    _link_plugin(folder, jars.ensure_jars("debezium", settings, print_notice))
+    for plugin in plugins:
+        _link_plugin(folder, plugin, jars.ensure_jars(plugin, settings, print_notice))
     files = [str(_worker_file(folder)), str(_connector_file(folder))]
     marker = f"{PROCESS_MARKER}{folder}"
     return java_command(java_program, marker, connect_jars, MAIN_CLASS, files)
 
 
-def _link_plugin(folder: Path, plugin_jars: list[Path]) -> None:
-    """Make the folder of the connector. A plugin has JARs of its own, apart from those of Connect."""
-    plugin = folder / "plugins" / "debezium"
+def _link_plugin(folder: Path, name: str, plugin_jars: list[Path]) -> None:
+    """Make the folder of the connector or of a converter. A plugin has JARs of its own, apart from
+    those of Connect.
+    """
+    plugin = folder / "plugins" / name
     plugin.mkdir(parents=True, exist_ok=True)
     for outdated in plugin.iterdir():
         outdated.unlink()

@@ -44,6 +44,9 @@ HEADER = """\
 # change that file, not this one.
 """
 
+JAR = "jar"
+EXTENSIONS = (JAR, "tar.gz")
+
 STALL_SECONDS = 120
 NOTICE_EVERY_SECONDS = 2.0
 POLL_SECONDS = 0.2
@@ -58,34 +61,42 @@ JarCondition = Literal["good", "missing", "damaged"]
 
 
 class Coordinate(msgspec.Struct, frozen=True, order=True):
-    """The name of a JAR in a repository."""
+    """The name of a JAR in a repository, or of an archive of JARs."""
 
     organisation: str
     name: str
     revision: str
     classifier: str = ""
+    extension: str = JAR
 
     @classmethod
     def parse(cls, text: str) -> Coordinate:
-        """Parse "organisation:name:revision" or "organisation:name:revision:classifier"."""
-        fields = text.split(":")
-        if len(fields) not in (3, 4) or not all(fields):
+        """Parse "organisation:name:revision" or "organisation:name:revision:classifier". An archive
+        that is no JAR has its extension behind it: "…@tar.gz".
+        """
+        coordinate, _, extension = text.partition("@")
+        fields = coordinate.split(":")
+        is_known = extension in ("", *EXTENSIONS)
+        if len(fields) not in (3, 4) or not all(fields) or not is_known:
             raise ConfigError(
                 f"not a JAR's name: {text!r}", next="write organisation:name:revision"
             )
-        return cls(*fields)
+        organisation, name, revision, *classifier = fields
+        return cls(organisation, name, revision, "".join(classifier), extension or JAR)
 
     def __str__(self) -> str:
         text = f"{self.organisation}:{self.name}:{self.revision}"
         if self.classifier:
             text += f":{self.classifier}"
+        if self.extension != JAR:
+            text += f"@{self.extension}"
         return text
 
     @property
     def file_name(self) -> str:
         """A file name that is unique among all JARs, and readable."""
         tail = f"-{self.classifier}" if self.classifier else ""
-        return f"{self.organisation}_{self.name}-{self.revision}{tail}.jar"
+        return f"{self.organisation}_{self.name}-{self.revision}{tail}.{self.extension}"
 
 
 class Jar(msgspec.Struct, frozen=True, order=True):
@@ -348,7 +359,7 @@ def _ivy_command(scratch: Path, pattern: str, settings: Settings) -> list[str]:
     command += ["-ivy", str(scratch / "ivy.xml")]
     command += ["-cache", str(scratch / "cache")]
     command += ["-retrieve", str(scratch / "lib" / pattern)]
-    command += ["-types", "jar", "bundle"]
+    command += ["-types", *EXTENSIONS, "bundle"]
     command += ["-warn"]
     return command
 
@@ -400,7 +411,8 @@ def _dependency_xml(coordinate: Coordinate, *, transitive: bool) -> str:
         classifier = ""
         if coordinate.classifier:
             classifier = f" m:classifier={quoteattr(coordinate.classifier)}"
-        artifact = f'<artifact name={name} type="jar" ext="jar"{classifier}/>'
+        extension = quoteattr(coordinate.extension)
+        artifact = f"<artifact name={name} type={extension} ext={extension}{classifier}/>"
     return (
         f"<dependency org={organisation} name={name} rev={revision} "
         f'conf="default->default" transitive="{str(transitive).lower()}">'
@@ -439,8 +451,11 @@ def _wait_for_ivy(
 
 def _download_progress(cache: Path) -> tuple[int, int]:
     """How many JARs have arrived, and how many bytes, those of unfinished files included."""
-    byte_count = sum(_file_size(file) for file in cache.rglob("*.jar*"))
-    jar_count = sum(1 for _ in cache.rglob("*.jar"))
+    byte_count = 0
+    jar_count = 0
+    for extension in EXTENSIONS:
+        byte_count += sum(_file_size(file) for file in cache.rglob(f"*.{extension}*"))
+        jar_count += sum(1 for _ in cache.rglob(f"*.{extension}"))
     return jar_count, byte_count
 
 

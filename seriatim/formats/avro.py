@@ -4,7 +4,8 @@ A record becomes a dict with its fields. What Avro's types become is in docs/STR
 with a schema". The name of the record is given as `type`, unless it has a field of that name: so a
 topic with several kinds of records fits a machine whose messages are a union of Structs.
 
-Next: registry.py says which schema an id has; debezium.py reads changes by `AvroValues`.
+Next: registry.py says which schema an id has; avro_reader.py reads the values; debezium.py reads
+changes by `AvroValues`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import Any
 
 import fastavro
 import msgspec
-from fastavro import _read_py
 from fastavro.schema import SchemaParseException, UnknownType
 
 from seriatim.engine.decoding import PlainDecoder
 from seriatim.engine.messages import Poison
+from seriatim.formats.avro_reader import read_long, reader_of
 from seriatim.formats.registry import (
     HEADER_BYTES,
     RegisteredSchema,
@@ -28,13 +29,20 @@ from seriatim.formats.registry import (
     schema_id_of,
 )
 
-RECURSIVE_BYTES_MAX = 4_096
-"""The longest value that fastavro's C code may read with a schema that contains itself. Each byte of a
-value can be one level more, and at some ten thousand levels the process would die. fastavro's Python
-code, which is slower, raises an error there.
-"""
 BRANCHES_MAX = 64
 """How many kinds of records one topic may have in one schema."""
+SCHEMAS_CACHED_MAX = 1_000
+"""How many schemas are kept ready to read values. A topic has one for each version of each kind of
+message; garbage may name any number of them.
+"""
+UNREADABLE = (
+    SchemaParseException,
+    UnknownType,
+    msgspec.MsgspecError,
+    RecursionError,
+    LookupError,
+)
+"""What a schema raises that is none of Avro."""
 NAMED_TYPES = ("record", "error", "enum", "fixed")
 
 
@@ -57,10 +65,10 @@ class AvroSchema:
             self.parsed: Any = fastavro.parse_schema(
                 msgspec.json.decode(registered.schema), self.named
             )
-        except (SchemaParseException, UnknownType, msgspec.MsgspecError, RecursionError) as error:
+            self._read = reader_of(self.parsed, self.named)
+        except UNREADABLE as error:
             raise UnreadableSchemaError(f"it is no schema of Avro: {error}") from None
         self._reader_schema = reader
-        self._is_recursive = _is_recursive(self.parsed, self.named)
         if isinstance(self.parsed, list) and len(self.parsed) > BRANCHES_MAX:
             raise UnreadableSchemaError(f"it is a union of more than {BRANCHES_MAX} types")
         if _has_items_without_bytes(self.parsed, self.named):
@@ -70,22 +78,20 @@ class AvroSchema:
 
     def read(self, value: bytes) -> tuple[str, Any]:
         """The name of the record, and its fields. Raises an exception if the bytes do not fit."""
-        content = io.BytesIO(value)
-        content.seek(HEADER_BYTES)
-        read = fastavro.schemaless_reader
-        if self._is_recursive and len(value) > RECURSIVE_BYTES_MAX:
-            read = _read_py.schemaless_reader
-        record = read(content, self.parsed, self._reader_schema)
+        record, position = self._read(value, HEADER_BYTES)
         # Avro has no end mark: bytes that are left say that the value was written with another schema.
-        if content.tell() != len(value):
-            raise ValueError(f"{len(value) - content.tell()} bytes are left behind the message")
+        if position != len(value):
+            raise ValueError(f"{len(value) - position} bytes are left behind the message")
         if self._reader_schema is not None:
+            # fastavro knows the rules of resolution. It takes some damaged bytes for other data, and
+            # too many levels of records would end the process: that is why the value was read before.
+            content = io.BytesIO(value[HEADER_BYTES:])
+            record = fastavro.schemaless_reader(content, self.parsed, self._reader_schema)
             return _short_name(self._reader_schema), record
         if isinstance(self.parsed, list):
-            # The value of a union begins with the number of its branch. fastavro does not tell it.
-            # A topic has a few kinds of records, so the number fits into one byte, as twice of it.
-            branch = self.resolve(self.parsed[value[HEADER_BYTES] // 2])
-            return _short_name(branch), record
+            # The value of a union begins with the number of its branch.
+            branch, _ = read_long(value, HEADER_BYTES)
+            return _short_name(self.resolve(self.parsed[branch])), record
         return _short_name(self.parsed), record
 
     def resolve(self, schema: Any) -> Any:
@@ -119,6 +125,8 @@ class AvroValues:
         schema = self._schemas.get(schema_id)
         if schema is None:
             schema = self._load(schema_id)
+            if len(self._schemas) >= SCHEMAS_CACHED_MAX:
+                self._schemas.clear()
             self._schemas[schema_id] = schema
         if isinstance(schema, Poison):
             return schema
@@ -126,7 +134,7 @@ class AvroValues:
             name, record = schema.read(value)
         except RecursionError:
             return Poison("nested too deeply")
-        except EOFError:
+        except (EOFError, IndexError):
             return Poison("wrong schema: the value ends too early")
         except (ValueError, ArithmeticError, LookupError) as error:
             return Poison(f"wrong schema: {error}")
@@ -203,16 +211,6 @@ def _name_of(schema: Any) -> str:
     if isinstance(schema, Mapping) and schema.get("type") in NAMED_TYPES:
         return str(schema["name"])
     return ""
-
-
-def _is_recursive(schema: Any, named: Mapping[str, Any], inside: tuple[str, ...] = ()) -> bool:
-    """Whether a type contains itself."""
-    name = _name_of(schema)
-    if name in named:
-        if name in inside:
-            return True
-        inside = (*inside, name)
-    return any(_is_recursive(part, named, inside) for part in _parts(schema, named))
 
 
 def _has_items_without_bytes(schema: Any, named: Mapping[str, Any]) -> bool:

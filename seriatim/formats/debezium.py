@@ -210,6 +210,8 @@ class DebeziumDecoder(PlainDecoder):
         converters = self._converters_by_avro_schema.get(schema)
         if converters is None:
             converters = self._converters_of_fields(_avro_row_fields(schema))
+            if len(self._converters_by_avro_schema) >= SCHEMAS_CACHED_MAX:
+                self._converters_by_avro_schema.clear()
             self._converters_by_avro_schema[schema] = converters
         return payload, converters
 

@@ -44,6 +44,8 @@ named registry are in its section of the connections file, or have its name befo
 HEADER_BYTES = 5
 """The zero byte and the id."""
 REQUEST_SECONDS = 10
+REASON_LENGTH_MAX = 300
+"""Characters of what a registry says about a refusal."""
 RETRY_PAUSES_SECONDS = (0.0, 1.0, 2.0, 4.0)
 """The pauses before each try of a request."""
 UNKNOWN_ID_WAIT_SECONDS = 60
@@ -90,6 +92,12 @@ class _SchemaAnswer(Struct):
     schema: str
     schemaType: str = "AVRO"  # noqa: N815  # the registry's own name
     references: list[dict[str, Any]] = []
+
+
+class _Refusal(Struct):
+    """What the registry answers in place of a schema."""
+
+    message: str = ""
 
 
 class RegistrySettings(Struct, frozen=True, kw_only=True):
@@ -290,9 +298,10 @@ class Registry:
             try:
                 return self._get_once(path)
             except HTTPError as error:
+                reason = _reason_of(error)
                 error.close()
                 if error.code < 500 and error.code not in (408, 429):
-                    raise self._refused_error(error.code) from None
+                    raise self._refused_error(error.code, reason) from None
                 problem = f"it answers with status {error.code}"
             except URLError as error:
                 if isinstance(error.reason, ssl.SSLCertVerificationError):
@@ -324,7 +333,7 @@ class Registry:
             raise ValueError(f"its answer has more than {ANSWER_BYTES_MAX} bytes")
         return msgspec.json.decode(content, type=_SchemaAnswer)
 
-    def _refused_error(self, status: int) -> ConfigError:
+    def _refused_error(self, status: int, reason: str) -> ConfigError:
         if status in (401, 403):
             return ConfigError(
                 f"the schema registry {self.url} refuses us with status {status}",
@@ -333,8 +342,9 @@ class Registry:
                 " it needs the right to read schemas",
             )
         return ConfigError(
-            f"the schema registry {self.url} answers with status {status}",
-            next="fix url of the registry: it is the address below which /schemas/ids/1 is found",
+            f"the schema registry {self.url} answers with status {status}{reason}",
+            next="fix url of the registry: it is the address below which /schemas/ids/1 is found;"
+            " or fix the schema, if the registry says that it cannot give it",
         )
 
     def _cache_file(self, schema_id: int) -> Path:
@@ -366,6 +376,15 @@ class _RefuseRedirects(http.HTTPRedirectHandler):
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
+
+
+def _reason_of(error: HTTPError) -> str:
+    """What the registry says about its refusal, after a colon; empty if that is nothing readable."""
+    try:
+        answer = msgspec.json.decode(error.read(ANSWER_BYTES_MAX), type=_Refusal)
+    except (OSError, msgspec.MsgspecError):
+        return ""
+    return f": {answer.message[:REASON_LENGTH_MAX]}" if answer.message else ""
 
 
 def _authorization(settings: RegistrySettings) -> dict[str, str]:

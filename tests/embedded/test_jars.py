@@ -23,11 +23,15 @@ RULES = """<ivysettings><settings defaultResolver="mirror"/><resolvers>
 <artifact pattern="{folder}/[organisation]/[artifact]/[revision]/[artifact]-[revision](-[classifier]).[ext]"/>
 </filesystem></resolvers></ivysettings>
 """
-CONTENT = {"org.one:first:1.0": b"first" * 1000, "org.two:second:2.0:all": b"second" * 1000}
+CONTENT = {
+    "org.one:first:1.0": b"first" * 1000,
+    "org.two:second:2.0:all": b"second" * 1000,
+    "org.two:third:3.0:all@tar.gz": b"third" * 1000,
+}
 
 
 class World:
-    """A mirror with two JARs, a lock that names them, an empty home, and ears."""
+    """A mirror with two JARs and an archive, a lock that names them, an empty home, and ears."""
 
     def __init__(self, folder: Path) -> None:
         self.mirror = folder / "mirror"
@@ -64,7 +68,7 @@ class World:
             / jar.organisation
             / jar.name
             / jar.revision
-            / f"{jar.name}-{jar.revision}{tail}.jar"
+            / f"{jar.name}-{jar.revision}{tail}.{jar.extension}"
         )
 
 
@@ -80,7 +84,7 @@ def test_an_empty_cache_is_filled(world: World) -> None:
     """Every JAR of the group arrives, whole, through the user's own Ivy settings."""
     files = world.ensure()
     assert [file.read_bytes() for file in files] == list(CONTENT.values())
-    assert "2 JARs fetched and proved" in world.said
+    assert "3 JARs fetched and proved" in world.said
 
 
 def test_a_warm_cache_needs_no_network(world: World) -> None:
@@ -94,7 +98,7 @@ def test_a_warm_cache_needs_no_network(world: World) -> None:
 
 def test_a_warm_start_is_cheap(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """A start hashes no file and starts no Java: only a file that looks different is hashed."""
-    first_jar, _ = world.ensure()
+    first_jar, *_ = world.ensure()
     hashed_files: list[Path] = []
     sha256_of_file = jars._sha256
 
@@ -126,7 +130,7 @@ def test_a_damaged_file_is_fetched_again_and_said(
     world: World, harm: Callable[[Path], object]
 ) -> None:
     """The next start repairs it, touches no other file, and says so."""
-    first, second = world.ensure()
+    first, second, _ = world.ensure()
     untouched = second.stat().st_ino
     harm(first)
     world.said.clear()
@@ -138,7 +142,7 @@ def test_a_damaged_file_is_fetched_again_and_said(
 
 def test_a_deleted_file_is_fetched_again(world: World) -> None:
     """Missing is repaired like damaged."""
-    first, _ = world.ensure()
+    first, *_ = world.ensure()
     first.unlink()
     world.ensure()
     assert first.read_bytes() == CONTENT["org.one:first:1.0"]
@@ -146,7 +150,7 @@ def test_a_deleted_file_is_fetched_again(world: World) -> None:
 
 def test_a_touched_but_whole_file_is_not_fetched(world: World) -> None:
     """A file that only looks different is hashed, found good, and kept."""
-    first, _ = world.ensure()
+    first, *_ = world.ensure()
     world.close_mirror()
     first.touch()
     world.said.clear()
@@ -215,7 +219,7 @@ def test_two_set_ups_at_once_do_not_hurt_each_other(world: World) -> None:
     both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=600)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert sum("2 JARs fetched and proved" in text for text in said) == 1
+    assert sum("3 JARs fetched and proved" in text for text in said) == 1
     world.close_mirror()
     assert [file.read_bytes() for file in world.ensure()] == list(CONTENT.values())
 
@@ -269,7 +273,7 @@ def test_the_lock_is_made_from_what_is_chosen(
     assert made.removeprefix(jars.HEADER).strip() == world.lock.read_text().strip()
 
 
-@pytest.mark.parametrize("text", ["a:b", "a:b:", "a:b:c:d:e", "nothing"])
+@pytest.mark.parametrize("text", ["a:b", "a:b:", "a:b:c:d:e", "a:b:c@zip", "nothing"])
 def test_what_is_no_jars_name_is_refused(text: str) -> None:
     """A mistyped coordinate is named."""
     with pytest.raises(ConfigError, match="not a JAR's name"):

@@ -15,7 +15,7 @@ from typing import Any
 class RegistryServer:
     """Answers as Confluent's registry does, for the questions that we ask."""
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
         """What is at each path."""
         self.paths_asked: list[str] = []
@@ -25,7 +25,7 @@ class RegistryServer:
         self.content: bytes | None = None
         """What is answered in place of a schema."""
         handler = type("Handler", (_Handler,), {"registry": self})
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
 
     def put(self, schema_id: int, schema: Any, **more: Any) -> None:

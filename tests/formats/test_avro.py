@@ -14,7 +14,7 @@ from msgspec import Struct
 from seriatim import Machine
 from seriatim.engine.messages import Poison
 from seriatim.errors import ConfigError
-from seriatim.formats.avro import RECURSIVE_BYTES_MAX, AvroDecoder, parse_reader_schema
+from seriatim.formats.avro import SCHEMAS_CACHED_MAX, AvroDecoder, parse_reader_schema
 from seriatim.stream_files import load_decoder, load_stream
 from seriatim.testing import CRASH, MemorySchemas, fold, fold_table
 from tests.formats.change_events import COLUMNS, ROW, UNAVAILABLE, encode, event, with_schema
@@ -223,22 +223,37 @@ def test_records_are_resolved_to_the_readers_schema() -> None:
 
 
 def test_a_schema_that_contains_itself_is_read() -> None:
-    """Also where a value is too long for the fast reader."""
+    """As long as it is not nested too deeply."""
     schemas = MemorySchemas()
     header = schemas.register(NODE)
     decoder = AvroDecoder(schemas)
     assert decoder.to_plain(header + b"\x02\x00") == {"next": {"next": None}, "type": "Node"}
     wide = record_of({"name": "nodes", "type": {"type": "array", "items": NODE}}, name="Nodes")
-    nodes = {"nodes": [{"next": None}] * RECURSIVE_BYTES_MAX}
+    nodes = {"nodes": [{"next": None}] * 5_000}
     assert decode(wide, nodes) == {**nodes, "type": "Nodes"}
 
 
-def test_a_value_that_is_nested_deeply_is_poison() -> None:
-    """The process lives: fastavro's fast reader would end it."""
+@pytest.mark.parametrize("reader_schema", [None, NODE], ids=["writer's", "reader's"])
+def test_a_value_that_is_nested_deeply_is_poison(reader_schema: Any) -> None:
+    """The process lives: fastavro's reader alone would end it."""
     schemas = MemorySchemas()
     header = schemas.register(NODE)
-    poison = AvroDecoder(schemas).to_plain(header + b"\x02" * 1_000_000 + b"\x00")
-    assert poison == Poison("nested too deeply")
+    decoder = AvroDecoder(schemas, reader_schema)
+    assert decoder.to_plain(header + b"\x02" * 1_000_000 + b"\x00") == Poison("nested too deeply")
+
+
+def test_ten_thousand_schemas_are_read_and_few_are_kept_ready() -> None:
+    """A schema that was dropped is made ready again, from the source that has its text."""
+    schemas = MemorySchemas()
+    decoder = AvroDecoder(schemas)
+    values = []
+    for number in range(10_000):
+        schema = record_of({"name": "price", "type": "int"}, name=f"a.Quote{number}")
+        values.append(avro_value(schemas.register(schema), schema, {"price": number}))
+    for number, value in enumerate(values):
+        assert decoder.to_plain(value) == {"price": number, "type": f"Quote{number}"}
+    assert len(decoder._values._schemas) <= SCHEMAS_CACHED_MAX
+    assert decoder.to_plain(values[0]) == {"price": 0, "type": "Quote0"}
 
 
 @pytest.mark.parametrize(

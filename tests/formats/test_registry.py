@@ -193,6 +193,13 @@ def test_wrong_credentials_are_said(server: RegistryServer, tmp_path: Path, stat
     assert "se-cret" not in str(caught.value)
 
 
+def test_a_refusal_says_what_the_registry_says(server: RegistryServer, tmp_path: Path) -> None:
+    """Such as a schema that it has, and cannot give."""
+    server.statuses = [400]
+    with pytest.raises(ConfigError, match="answers with status 400: Schema not found"):
+        open_registry(server, tmp_path).schema(7)
+
+
 def test_a_redirect_is_not_followed(server: RegistryServer, tmp_path: Path) -> None:
     """It would take the password to another address."""
     server.statuses = [302]

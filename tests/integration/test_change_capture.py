@@ -13,9 +13,12 @@ from deltalake import DeltaTable
 
 from seriatim import stream_files
 from seriatim.cli.publish import publish_stream
+from seriatim.embedded import connect
 from seriatim.engine.crash_points import CRASH_POINTS
+from seriatim.formats import registry
 from tests.integration.change_source import COLUMNS, ChangeSource, current_rows, has_source
 from tests.integration.lab import Lab
+from tests.integration.schema_registry import SchemaRegistryServer
 
 pytestmark = [
     pytest.mark.full,
@@ -26,6 +29,28 @@ PARTIAL_MARKS = 6
 TRANSACTIONS = 60
 OpenSource = Callable[..., ChangeSource]
 RUN_POINTS = [point for point in CRASH_POINTS if point != "table-created"]
+
+
+@pytest.fixture(scope="module")
+def registry_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SchemaRegistryServer]:
+    """A registry for the tests of this file, started by the first that asks for it."""
+    server = SchemaRegistryServer(tmp_path_factory.mktemp("registry"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def converter(request: pytest.FixtureRequest, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The settings of the connector for the format that the test names, "json" or "avro". For Avro
+    this process and the workers of its Spark session know the registry.
+    """
+    if request.param == "json":
+        return {}
+    server: SchemaRegistryServer = request.getfixturevalue("registry_server")
+    monkeypatch.setenv(registry.URL, server.url)
+    monkeypatch.setitem(lab.spark().sparkContext.environment, registry.URL, server.url)
+    return connect.avro_converter(server.address)
 
 
 @pytest.fixture
@@ -76,16 +101,26 @@ def killed_run(
 @pytest.mark.parametrize(
     ("session", "partitions", "has_truncate"), [("partition", 1, True), ("key", 3, False)]
 )
+@pytest.mark.parametrize("converter", ["json", "avro"], indirect=True)
 def test_current_equals_its_source_at_every_mark(
-    lab: Lab, open_source: OpenSource, session: str, partitions: int, has_truncate: bool
+    lab: Lab,
+    open_source: OpenSource,
+    converter: dict[str, str],
+    session: str,
+    partitions: int,
+    has_truncate: bool,
 ) -> None:
-    """In one go and with random kills, while the connector is stopped, killed and started again in
-    the middle of the load.
+    """In JSON and in Avro, in one go and with random kills, while the connector is stopped, killed and
+    started again in the middle of the load.
     """
     # The row under a new key is another session. It lacks the values that are stored apart and did
     # not change, unless the source sends whole rows.
     source = open_source(
-        partitions, seed=7, has_truncate=has_truncate, has_full_images=session == "key"
+        partitions,
+        seed=7,
+        has_truncate=has_truncate,
+        has_full_images=session == "key",
+        converter=converter,
     )
     dice = random.Random(11)
     plain = write_stream(lab, source, "plain", session)
@@ -116,6 +151,8 @@ def test_current_equals_its_source_at_every_mark(
     # Messages that the killed connector sends again may come after the last mark.
     assert not lab.fold(plain).findings
     assert published_rows(lab, plain) == expected
+    values = [value for *_, value in lab.read_topic(source.topic, partitions) if value]
+    assert {value[:1] for value in values} == {b"\0" if converter else b"{"}
 
 
 def test_a_changed_key_with_an_unknown_value_is_found_until_the_row_is_sent_whole(
