@@ -32,7 +32,7 @@ from seriatim.spark_workers import ClusterSession, SparkWorkers
 from seriatim.storage.audit import FileAudit
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_scan import RecordScan
-from seriatim.storage.state_files import ParquetState
+from seriatim.storage.state_files import StateFiles
 from seriatim.storage.store import LocalStore
 from seriatim.workers import LocalWorkers, Workers, map_or_raise
 from tests.contracts.disk_streams import create_filled_output
@@ -204,7 +204,7 @@ def test_check_gives_the_same_verdict_by_any_workers(tmp_path: Path, workers: Wo
         (made.stream.table_machine, workers),
     ):
         row_reader = state_row_reader(made.runner, load_runner)
-        prover = PartitionProver(RecordScan(store), ParquetState(store, "s"), row_reader)
+        prover = PartitionProver(RecordScan(store), StateFiles(store, "s"), row_reader)
         attempt = CheckAttempt(
             made.open(), head, shipped_suites(made.stream), MemoryChecker(list), prover
         )
