@@ -18,11 +18,41 @@ import time
 from pathlib import Path
 from statistics import median
 
-from bench.growth import current_load, fill_partition, fold_batches, total_bytes
+from msgspec.structs import replace
+
+from bench.growth import PARTITION, current_load, fill_partition, fold_batches, total_bytes
 from bench.run import RESULTS
+from seriatim import context
+from seriatim.engine.files import File, save_state
+from seriatim.stream_files import StreamFile
 
 TOUCHED_SESSIONS = 1_000
+SESSIONS_PER_SLICE = 100_000
 DIGITS = 3
+
+
+def add_sessions_at_rest(
+    file: StreamFile, state: tuple[File, ...], sessions: int
+) -> tuple[File, ...]:
+    """State files with so many more sessions, saved in slices as a fold does. Their names lie between
+    those that are there.
+    """
+    store = context.state(file)
+    some_sessions = list(dict(store.all_sessions(state)).items())
+    per_session = sessions // len(some_sessions)
+    slice_sessions = {}
+    slices = 0
+    for turn in range(per_session):
+        for name, session in some_sessions:
+            # No two sessions are at the same offset.
+            offset = session.last_offset + turn * len(some_sessions)
+            slice_sessions[f"{name}-{turn:06}"] = replace(session, last_offset=offset)
+        if len(slice_sessions) >= SESSIONS_PER_SLICE or turn == per_session - 1:
+            stem = f"0-0-rest-{slices}"
+            state = save_state(store, PARTITION, stem, slice_sessions, state)
+            slice_sessions = {}
+            slices += 1
+    return state
 
 
 def measure(folder: Path, sessions: int, rounds: int) -> dict[str, object]:
@@ -31,7 +61,10 @@ def measure(folder: Path, sessions: int, rounds: int) -> dict[str, object]:
     prepared = {}
     for amount in amounts:
         (folder / str(amount)).mkdir()
-        prepared[amount] = fill_partition(folder / str(amount), amount)
+        file, batches, state = fill_partition(folder / str(amount), TOUCHED_SESSIONS)
+        if amount > TOUCHED_SESSIONS:
+            state = add_sessions_at_rest(file, state, amount - TOUCHED_SESSIONS)
+        prepared[amount] = file, batches, state
     seconds: dict[int, list[float]] = {amount: [] for amount in amounts}
     # The first round loads what is loaded once, and does not count.
     for turn in range(rounds + 1):

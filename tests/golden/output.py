@@ -279,7 +279,7 @@ def damage(folder: Path) -> None:
     """
     (records,) = (folder / "out/orders/records/in-a/0").glob("compact-*.parquet")
     records.unlink()
-    (state,) = (folder / "out/orders/state/in-b/0").glob("1-25-*.state")
+    (state,) = (folder / "out/orders/state/in-b/0").glob("1-25-*.parquet")
     content = bytearray(state.read_bytes())
     content[len(content) // 2] ^= 0xFF
     state.write_bytes(content)
