@@ -133,7 +133,7 @@ def _measure_one_repair(
     """Fold, lose every state file, repair, verify."""
     fold = ("run", "s", "--messages-max", str(count // 10))
     first = run(home, servers, options, read, fold)
-    state_files = list((home / f"out-{read}" / "state").rglob("*.state"))
+    state_files = list((home / f"out-{read}" / "state").rglob("*.parquet"))
     for path in state_files:
         path.unlink()
     repair = run(home, servers, options, read, ("repair", "s", "--apply"))

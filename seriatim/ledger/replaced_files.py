@@ -17,7 +17,7 @@ from seriatim.engine.offsets import Partition
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Ledger
 
-COMPACTED_NAME = re.compile(r"compact-(.+)-\d+(?:\.\d+)?(?:\.parquet|\.state)?")
+COMPACTED_NAME = re.compile(r"compact-(.+)-\d+(?:\.\d+)?(?:\.parquet)?")
 """The name of a file that a compaction wrote; the group is its attempt. It never matches the file
 of a slice, whose name begins with its epoch.
 """

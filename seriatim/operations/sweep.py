@@ -34,7 +34,7 @@ from seriatim.ledger.model import Account, Ledger
 from seriatim.ledger.replaced_files import COMPACTED_NAME, Intent, OutdatedFiles
 from seriatim.ports import LedgerStore, RecordStore
 
-SLICE_FILE_NAME = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)(?:\.\d+)?(?:\.parquet|\.state)?")
+SLICE_FILE_NAME = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)(?:\.\d+)?(?:\.parquet)?")
 """Epoch, start and attempt in the name of a slice's file. A name like `0-00-a` is not ours. An attempt
 may have several files, which are numbered.
 """

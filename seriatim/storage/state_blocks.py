@@ -1,51 +1,61 @@
-"""The form of a state file: sessions sorted by name, in small compressed blocks, and an index of them.
+"""The form of a state file: a Parquet file whose rows are small compressed blocks of sessions, sorted by
+name.
 
-    block | block | ... | index | footer
+    first_session | sessions | quarantined | bloom | unpacked_bytes | block
 
-Whoever needs a few sessions reads the footer, the index, and the blocks that may have them. So that
-costs what it touches, however many sessions the file has. A Bloom filter in the index rules out nearly
-all names that are not in the file, without reading a block.
+All columns but `block` are the index of the file: they are small, and are read whole. Of `block` only
+the row groups that may have a searched session are read, and only those blocks are unpacked. So that
+costs what it touches, however many sessions the file has. A Bloom filter of each block rules out
+nearly all names that are not in it, without unpacking the block.
 
 Next: state_files.py keeps the state of a stream in such files.
 """
 
 from __future__ import annotations
 
-import struct
-from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import accumulate, groupby
 from typing import Any
 
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import xxhash
 from msgspec import Struct
+from msgspec.structs import replace
 
-from seriatim.engine.crash_points import crash_point
 from seriatim.engine.files import File
-from seriatim.errors import ConfigError, raise_broken_promise
-from seriatim.storage.store import AlreadyThereError, Sink, Store
+from seriatim.errors import ConfigError
+from seriatim.storage.parquet import ParquetFileWriter
+from seriatim.storage.store import Store
 
 SESSIONS_PER_BLOCK = 64
 BLOCK_BYTES = 64 << 10
 """A block ends with the session that makes it so large, before it is compressed."""
-WRITE_BYTES = 1 << 20
-"""Blocks are handed to the store in pieces of about this size."""
+GROUP_BYTES = 1 << 20
+"""A row group ends with the block that makes it so large. Whoever needs one block reads its group."""
 BLOOM_BITS_PER_NAME = 10
 BLOOM_HASHES = 7
 """With ten bits a name and seven hashes, one of about 120 names that are not there seems to be there."""
-BLOOM_BATCH = 1 << 16
 FORM_VERSION = 1
 """The version of the form that is written. A newer one is refused, not guessed at."""
-MAGIC = b"SRTSTATE"
-FOOTER = struct.Struct("<QQII8s")
-"""Size of the index as it is stored, its size before it was compressed, its checksum, the version of
-the form, and `MAGIC`.
-"""
-INDEX_COMPRESSION = "zstd"
+FORM_KEY = b"seriatim.state_blocks"
+COMPRESSION_KEY = b"seriatim.block_compression"
+"""What the file says in its metadata: the version of its form, and how blocks are compressed."""
 NO_COMPRESSION = "none"
+INDEX_COLUMNS = (
+    pa.field("first_session", pa.string(), nullable=False),
+    pa.field("sessions", pa.int32(), nullable=False),
+    pa.field("quarantined", pa.int32(), nullable=False),
+    pa.field("bloom", pa.binary(), nullable=False),
+    pa.field("unpacked_bytes", pa.int64(), nullable=False),
+)
+"""Of each block: its first name, how many sessions it has, how many of them are in quarantine, the
+Bloom filter of its names, and its size before it was compressed.
+"""
+BLOCK_COLUMN = pa.field("block", pa.binary(), nullable=False)
 
 
 class SessionRows(Struct, array_like=True):
@@ -74,26 +84,8 @@ class SessionRows(Struct, array_like=True):
         return found
 
 
-class BlockIndex(Struct, array_like=True):
-    """What a file says of its blocks. Numbers are little-endian."""
-
-    compression: str
-    first_names: list[str]
-    """The first name of each block."""
-    block_ends: bytes
-    """Where each block ends in the file: unsigned numbers of eight bytes."""
-    unpacked_sizes: bytes
-    """The sizes of the blocks before they were compressed: unsigned numbers of eight bytes."""
-    checksums: bytes
-    """The XXH32 of each block as it is stored: unsigned numbers of four bytes."""
-    quarantined_blocks: list[int]
-    """The numbers of the blocks that have sessions in quarantine."""
-    bloom_bits: bytes
-
-
 _encode = msgspec.msgpack.Encoder().encode
 _decode_rows = msgspec.msgpack.Decoder(SessionRows).decode
-_decode_index = msgspec.msgpack.Decoder(BlockIndex).decode
 
 
 class StateBlockWriter:
@@ -102,26 +94,21 @@ class StateBlockWriter:
     """
 
     def __init__(self, store: Store, path: str, compression: str) -> None:
-        self.store = store
-        self.path = path
         self.compression = compression
-        self.rows = 0
-        self._sink: Sink | None = None
-        self._waiting_bytes = bytearray()
-        self._written_bytes = 0
+        self.sessions = 0
+        metadata = {FORM_KEY: str(FORM_VERSION), COMPRESSION_KEY: compression}
+        self._schema = pa.schema([*INDEX_COLUMNS, BLOCK_COLUMN], metadata)
+        # The blocks are compressed one by one, so that each can be unpacked alone.
+        self._file = ParquetFileWriter(store, path, self._schema, NO_COMPRESSION)
         self._block = SessionRows([], [], [])
         self._block_bytes = 0
-        self._name_hashes = array("Q")
-        self._first_names: list[str] = []
-        self._block_ends = array("Q")
-        self._unpacked_sizes = array("Q")
-        self._checksums = array("I")
-        self._quarantined_blocks: list[int] = []
+        self._group: list[dict[str, Any]] = []
+        self._group_bytes = 0
 
     @property
     def written_bytes(self) -> int:
         """How large the file is so far, without the block that is being filled."""
-        return self._written_bytes
+        return self._file.written_bytes + self._group_bytes
 
     def add(self, rows: SessionRows) -> None:
         """Add sessions. A block is written once it is full."""
@@ -134,119 +121,93 @@ class StateBlockWriter:
             block.packed_sessions.append(packed)
             self._block_bytes += len(packed)
             if len(block.names) >= SESSIONS_PER_BLOCK or self._block_bytes >= BLOCK_BYTES:
-                self._write_block()
+                self._end_block()
                 block = self._block
 
-    def _write_block(self) -> None:
+    def _end_block(self) -> None:
         block = self._block
-        if block.quarantined_names():
-            self._quarantined_blocks.append(len(self._first_names))
-        self._first_names.append(block.names[0])
-        self._name_hashes.extend(map(_hash_name, block.names))
-        self.rows += len(block.names)
         content = _encode(block)
         stored = _compress(content, self.compression)
-        self._unpacked_sizes.append(len(content))
-        self._checksums.append(xxhash.xxh32_intdigest(stored))
-        self._write(stored)
-        self._block_ends.append(self._written_bytes)
+        self._group.append(
+            {
+                "first_session": block.names[0],
+                "sessions": len(block.names),
+                "quarantined": len(block.quarantined_names()),
+                "bloom": _bloom_bits(block.names),
+                "unpacked_bytes": len(content),
+                "block": stored,
+            }
+        )
+        self.sessions += len(block.names)
+        self._group_bytes += len(stored)
         self._block = SessionRows([], [], [])
         self._block_bytes = 0
+        if self._group_bytes >= GROUP_BYTES:
+            self._write_group()
 
-    def _write(self, content: bytes) -> None:
-        self._waiting_bytes += content
-        self._written_bytes += len(content)
-        if len(self._waiting_bytes) >= WRITE_BYTES:
-            self._write_waiting_bytes()
-
-    def _write_waiting_bytes(self) -> None:
-        if self._sink is None:
-            self._sink = self.store.writer(self.path)
-            crash_point("record-file-open")
-        self._sink.write(bytes(self._waiting_bytes))
-        self._waiting_bytes.clear()
-        crash_point("record-file-half")
+    def _write_group(self) -> None:
+        batch = pa.RecordBatch.from_pylist(self._group, self._schema)
+        self._file.add(batch, rows_per_group=1)
+        self._group = []
+        self._group_bytes = 0
 
     def finish(self) -> File | None:
-        """Write the last block, the index and the footer, and publish the file. Returns its description
-        for the ledger; None if there were no sessions.
+        """Write the last block, and publish the file. Returns its description for the ledger; None if
+        there were no sessions.
         """
         if self._block.names:
-            self._write_block()
-        if not self.rows:
+            self._end_block()
+        if self._group:
+            self._write_group()
+        file = self._file.finish()
+        if file is None:
             return None
-        content = _encode(self._index())
-        stored = _compress(content, INDEX_COMPRESSION)
-        checksum = xxhash.xxh32_intdigest(stored)
-        self._write(stored + FOOTER.pack(len(stored), len(content), checksum, FORM_VERSION, MAGIC))
-        self._write_waiting_bytes()
-        try:
-            written = self._sink.finish()  # type: ignore[union-attr]  # opened by what was written
-        except AlreadyThereError:
-            raise_broken_promise("the file is there already", path=self.path)
-        return File(
-            path=self.path,
-            size_bytes=written.size_bytes,
-            rows=self.rows,
-            digest=written.xxh3,
-            sha256=written.sha256,
-        )
-
-    def _index(self) -> BlockIndex:
-        hashes = np.frombuffer(self._name_hashes, np.uint64)
-        return BlockIndex(
-            compression=self.compression,
-            first_names=self._first_names,
-            block_ends=self._block_ends.tobytes(),
-            unpacked_sizes=self._unpacked_sizes.tobytes(),
-            checksums=self._checksums.tobytes(),
-            quarantined_blocks=self._quarantined_blocks,
-            bloom_bits=_bloom_bits(hashes),
-        )
+        # The rows of the file are blocks. What the ledger counts are sessions.
+        return replace(file, rows=self.sessions)
 
 
 class StateBlocks:
     """One state file, opened. It keeps the index, and reads a block when it is asked for."""
 
-    def __init__(self, content: pa.NativeFile) -> None:
-        self._content = content
-        index_end = content.size() - FOOTER.size
-        footer = content.read_at(FOOTER.size, index_end)
-        stored_size, unpacked_size, checksum, version, _ = FOOTER.unpack(footer)
+    def __init__(self, parquet: pq.ParquetFile) -> None:
+        metadata = parquet.metadata.metadata
+        version = int(metadata[FORM_KEY])
         if version > FORM_VERSION:
             raise ConfigError(
                 f"the state was written by a newer Seriatim: its file has form {version},"
                 f" this one knows {FORM_VERSION}",
                 next="install a version that is at least as new as the one that wrote it",
             )
-        stored = content.read_at(stored_size, index_end - stored_size)
-        _refuse_if_damaged(stored, checksum, "its index")
-        self._index = _decode_index(_decompress(stored, unpacked_size, INDEX_COMPRESSION))
-        self._ends = np.frombuffer(self._index.block_ends, np.uint64).tolist()
-        self._unpacked_sizes = np.frombuffer(self._index.unpacked_sizes, np.uint64)
-        self._checksums = np.frombuffer(self._index.checksums, np.uint32)
+        self._compression = metadata[COMPRESSION_KEY].decode()
+        self._parquet = parquet
+        index = parquet.read([field.name for field in INDEX_COLUMNS]).combine_chunks()
+        self._first_names: list[str] = index.column("first_session").to_pylist()
+        self._quarantined = index.column("quarantined").to_numpy()
+        self._unpacked_sizes = index.column("unpacked_bytes").to_numpy()
+        self._blooms = _BloomFilters(index.column("bloom"))
+        groups = range(parquet.num_row_groups)
+        sizes = [parquet.metadata.row_group(group).num_rows for group in groups]
+        self._group_edges = list(accumulate(sizes, initial=0))
+        """The number of the first block of each row group, and the number of all blocks."""
 
     def find_packed(self, names: Collection[str]) -> dict[str, bytes]:
         """Those of these sessions that are in this file, packed. Only blocks that may have them are
-        read.
+        unpacked.
         """
-        # 1. Which names the file may have.
-        sorted_names = sorted(names)
-        hashes = np.fromiter(map(_hash_name, sorted_names), np.uint64, len(sorted_names))
-        is_possible = _may_contain(self._index.bloom_bits, hashes)
-        # 2. In which block each would be: the last one that does not begin behind it.
+        # 1. In which block each name would be: the last one that does not begin behind it.
+        pairs = [(bisect_right(self._first_names, name) - 1, name) for name in sorted(names)]
+        pairs = [(block, name) for block, name in pairs if block >= 0]
+        # 2. Which names these blocks may have.
         names_by_block: dict[int, list[str]] = {}
-        first_names = self._index.first_names
-        for row in np.flatnonzero(is_possible).tolist():
-            name = sorted_names[row]
-            block = bisect_right(first_names, name) - 1
-            if block >= 0:
-                names_by_block.setdefault(block, []).append(name)
-        # 3. Read these blocks.
-        found: dict[str, bytes] = {}
-        for block, names_of_block in names_by_block.items():
-            found.update(self.read_block(block).find_packed(names_of_block))
-        return found
+        for position in self._blooms.find_possible(pairs):
+            block, name = pairs[position]
+            names_by_block.setdefault(block, []).append(name)
+        # 3. Read these blocks. They are sorted, because the names were.
+        packed_sessions: dict[str, bytes] = {}
+        blocks = list(names_by_block)
+        for block, rows in zip(blocks, self.read_blocks(blocks), strict=True):
+            packed_sessions.update(rows.find_packed(names_by_block[block]))
+        return packed_sessions
 
     def find_names(self, names: Collection[str]) -> set[str]:
         """Which of these sessions are in this file."""
@@ -255,31 +216,33 @@ class StateBlocks:
     def quarantined_names(self) -> set[str]:
         """The names of the sessions that are in quarantine."""
         names: set[str] = set()
-        for block in self._index.quarantined_blocks:
-            names.update(self.read_block(block).quarantined_names())
+        for rows in self.read_blocks(np.flatnonzero(self._quarantined).tolist()):
+            names.update(rows.quarantined_names())
         return names
 
     def sorted_rows(self) -> Iterator[SessionRows]:
         """All sessions, block by block, sorted by name."""
-        for block in range(len(self._ends)):
-            yield self.read_block(block)
+        return self.read_blocks(range(len(self._first_names)))
 
-    def read_block(self, block: int) -> SessionRows:
-        """The sessions of one block. It is proved by its checksum."""
-        begin = self._ends[block - 1] if block else 0
-        stored = self._content.read_at(self._ends[block] - begin, begin)
-        _refuse_if_damaged(stored, int(self._checksums[block]), f"block {block}")
-        unpacked_size = int(self._unpacked_sizes[block])
-        return _decode_rows(_decompress(stored, unpacked_size, self._index.compression))
+    def read_blocks(self, blocks: Iterable[int]) -> Iterator[SessionRows]:
+        """The sessions of each of these blocks, whose numbers rise. Of the file one row group is in
+        memory at a time; its pages are proved by their checksums.
+        """
+        for group, blocks_of_group in groupby(blocks, self._group_of):
+            table = self._parquet.read_row_group(group, [BLOCK_COLUMN.name])
+            column = table.column(0)
+            for block in blocks_of_group:
+                stored = column[block - self._group_edges[group]].as_buffer()
+                unpacked_size = int(self._unpacked_sizes[block])
+                yield _decode_rows(_decompress(stored, unpacked_size, self._compression))
+
+    def _group_of(self, block: int) -> int:
+        return bisect_right(self._group_edges, block) - 1
 
 
-def has_blocks(content: pa.NativeFile) -> bool:
-    """Whether an open file has the form of this module. Files of before are Parquet."""
-    size = content.size()
-    if size < FOOTER.size:
-        return False
-    ending: bytes = content.read_at(len(MAGIC), size - len(MAGIC))
-    return ending == MAGIC
+def has_blocks(parquet: pq.ParquetFile) -> bool:
+    """Whether a state file has the form of this module. Files of before have a row for each session."""
+    return FORM_KEY in (parquet.metadata.metadata or {})
 
 
 def merge_rows(sources: Sequence[Iterable[SessionRows]]) -> Iterator[SessionRows]:
@@ -333,34 +296,51 @@ class _MergedSource:
         return zip(rows.names[begin:end], contents, strict=True)
 
 
-def _hash_name(name: str) -> int:
-    return xxhash.xxh3_64_intdigest(name.encode())
+class _BloomFilters:
+    """The Bloom filters of all blocks of a file."""
+
+    def __init__(self, column: pa.ChunkedArray) -> None:
+        filters = column.combine_chunks()
+        _, offsets, bits = filters.buffers()
+        ends = np.frombuffer(offsets, np.int32)[filters.offset : filters.offset + len(filters) + 1]
+        self._begins = ends[:-1].astype(np.uint64)
+        """Where the filter of each block begins among the bytes of all."""
+        self._sizes = np.diff(ends).astype(np.uint64)
+        self._bytes = np.frombuffer(bits, np.uint8)
+
+    def find_possible(self, pairs: Sequence[tuple[int, str]]) -> list[int]:
+        """The positions of those pairs of block and name of which the block may have the name."""
+        blocks = np.fromiter((block for block, _ in pairs), np.int64, len(pairs))
+        hashes = _hash_names([name for _, name in pairs])
+        bit_numbers = _bloom_bit_numbers(hashes, 8 * self._sizes[blocks])
+        byte_numbers = self._begins[blocks][:, None] + (bit_numbers >> np.uint64(3))
+        masks = np.uint8(1) << (bit_numbers & np.uint64(7)).astype(np.uint8)
+        is_possible = (self._bytes[byte_numbers] & masks).all(axis=1)
+        positions: list[int] = np.flatnonzero(is_possible).tolist()
+        return positions
 
 
-def _bloom_bits(hashes: Any) -> bytes:
-    """A Bloom filter of names, by their hashes."""
-    bit_count = 8 * (1 + len(hashes) * BLOOM_BITS_PER_NAME // 8)
+def _hash_names(names: Sequence[str]) -> Any:
+    hashes = (xxhash.xxh3_64_intdigest(name.encode()) for name in names)
+    return np.fromiter(hashes, np.uint64, len(names))
+
+
+def _bloom_bits(names: Sequence[str]) -> bytes:
+    """A Bloom filter of names."""
+    bit_count = 8 * (1 + len(names) * BLOOM_BITS_PER_NAME // 8)
     is_set = np.zeros(bit_count, np.bool_)
-    for begin in range(0, len(hashes), BLOOM_BATCH):
-        is_set[_bloom_positions(hashes[begin : begin + BLOOM_BATCH], bit_count)] = True
+    is_set[_bloom_bit_numbers(_hash_names(names), np.full(len(names), bit_count, np.uint64))] = True
     return np.packbits(is_set, bitorder="little").tobytes()
 
 
-def _may_contain(bloom_bits: bytes, hashes: Any) -> Any:
-    """For each hash: whether its name may be among those of the filter."""
-    bits = np.frombuffer(bloom_bits, np.uint8)
-    positions = _bloom_positions(hashes, 8 * len(bits))
-    selected_bits = np.uint8(1) << (positions & np.uint64(7)).astype(np.uint8)
-    is_set = bits[positions >> np.uint64(3)] & selected_bits
-    return is_set.all(axis=1)
-
-
-def _bloom_positions(hashes: Any, bit_count: int) -> Any:
-    """The bits of each name: a line per name. One hash gives a first bit and the step to the next."""
+def _bloom_bit_numbers(hashes: Any, bit_counts: Any) -> Any:
+    """The bits of each name in a filter of so many bits: a line per name. One hash gives a first bit
+    and the step to the next.
+    """
     first_bits = hashes & np.uint64(0xFFFFFFFF)
     steps = (hashes >> np.uint64(32)) | np.uint64(1)
     turns = np.arange(BLOOM_HASHES, dtype=np.uint64)
-    return (first_bits[:, None] + steps[:, None] * turns) % np.uint64(bit_count)
+    return (first_bits[:, None] + steps[:, None] * turns) % bit_counts[:, None]
 
 
 def _compress(content: bytes, compression: str) -> bytes:
@@ -370,14 +350,7 @@ def _compress(content: bytes, compression: str) -> bytes:
     return compressed
 
 
-def _decompress(stored: bytes, unpacked_size: int, compression: str) -> bytes:
+def _decompress(stored: pa.Buffer, unpacked_size: int, compression: str) -> pa.Buffer:
     if compression == NO_COMPRESSION:
         return stored
-    content: bytes = pa.decompress(stored, unpacked_size, codec=compression, asbytes=True)
-    return content
-
-
-def _refuse_if_damaged(stored: bytes, checksum: int, part: str) -> None:
-    """Raise an `OSError`, as reading a damaged Parquet file does."""
-    if xxhash.xxh32_intdigest(stored) != checksum:
-        raise OSError(f"{part} is damaged: its checksum is not that which the file names")
+    return pa.decompress(stored, unpacked_size, codec=compression)

@@ -2,8 +2,8 @@
 it is used.
 
 A session has its name, its finding if it is in quarantine, and the packed session (engine/session.py).
-Files are written in the form of state_blocks.py. Those of before are Parquet: they are read, and
-become blocks when they are merged.
+Files are written in blocks (state_blocks.py). Those of before have a row for each session: they are
+read, and become blocks when they are merged.
 
 Next: `save_state` in engine/files.py says when files are merged; engine/task.py loads and saves.
 """
@@ -27,8 +27,8 @@ from seriatim.storage.parquet import (
     DEFAULT_FILE_BYTES,
     ChangedFileError,
     describe_damage,
-    numbered_path,
     open_proved,
+    part_path,
 )
 from seriatim.storage.state_blocks import (
     SessionRows,
@@ -39,7 +39,6 @@ from seriatim.storage.state_blocks import (
 )
 from seriatim.storage.store import Store
 
-STATE_ENDING = ".state"
 ROWS_AT_ONCE = 1_024
 """So many sessions are packed, or given out by a file of before, before some are written."""
 
@@ -103,7 +102,7 @@ class StateFiles:
         """Write sessions on top of those of the files to be merged, block by block. A file that is
         large enough is finished, and the next one is begun.
         """
-        path = f"state/{partition}/{stem}{STATE_ENDING}"
+        path = f"state/{partition}/{stem}.parquet"
         files: list[File] = []
         writer = self._file_writer(path)
         sources = [self._open_file(file).sorted_rows() for file in files_to_merge]
@@ -111,7 +110,7 @@ class StateFiles:
             writer.add(rows)
             if writer.written_bytes >= self.file_bytes:
                 files += _finished(writer)
-                writer = self._file_writer(numbered_path(path, STATE_ENDING, len(files)))
+                writer = self._file_writer(part_path(path, len(files)))
         files += _finished(writer)
         if not files:
             raise_broken_promise("state is saved only where there is some", path=path)
@@ -190,9 +189,11 @@ class StateFile(Protocol):
 
 def open_state_file(content: pa.NativeFile) -> StateFile:
     """The state file of this content. It reads from `content` when it is asked for sessions."""
-    if has_blocks(content):
-        return StateBlocks(content)
-    return ParquetStateFile(content)
+    # The file stays open as long as this object: row groups are read when they are asked for.
+    parquet = pq.ParquetFile(content, page_checksum_verification=True)
+    if has_blocks(parquet):
+        return StateBlocks(parquet)
+    return RowStateFile(parquet)
 
 
 def sessions_of_content(content: pa.NativeFile) -> Iterator[tuple[str, Session]]:
@@ -201,15 +202,14 @@ def sessions_of_content(content: pa.NativeFile) -> Iterator[tuple[str, Session]]
         yield from _unpack_rows(rows)
 
 
-class ParquetStateFile:
+class RowStateFile:
     """A state file of before blocks. Its rows are given out packed, also if they have a column for
     each field. Its sessions are in no order, so that all names are searched, and a merge sorts them in
     memory.
     """
 
-    def __init__(self, content: pa.NativeFile) -> None:
-        # The file stays open as long as this object: row groups are read when they are asked for.
-        self._parquet = pq.ParquetFile(content, page_checksum_verification=True)
+    def __init__(self, parquet: pq.ParquetFile) -> None:
+        self._parquet = parquet
         self._is_packed = "packed" in self._parquet.schema_arrow.names
         self._names = self._parquet.read(columns=["session"]).column("session").combine_chunks()
         metadata = self._parquet.metadata

@@ -29,7 +29,7 @@ def test_the_advice_on_a_damaged_state_file_names_the_stream(
     (tmp_path / "streams").mkdir()
     (tmp_path / "streams" / "s.toml").write_text(STREAM.replace("OUTPUT", str(tmp_path / "lake")))
     monkeypatch.setenv("SERIATIM_STREAMS", str(tmp_path / "streams"))
-    for path in (tmp_path / "lake" / "state").rglob("*.state"):
+    for path in (tmp_path / "lake" / "state").rglob("*.parquet"):
         path.write_bytes(b"damaged")
     with pytest.raises(SystemExit) as ended:
         main(["state", "s", "x", "--topic", "in-a"])

@@ -130,11 +130,11 @@ def test_scripts_get_json(lake: DiskStream, run: Run) -> None:
 
 def test_a_file_that_nobody_names_is_told_and_ends_with_0(lake: DiskStream, run: Run) -> None:
     """With what to do about it."""
-    (lake.root / "state/in-a/0/0-0-crashed.state").write_bytes(b"?")
+    (lake.root / "state/in-a/0/0-0-crashed.parquet").write_bytes(b"?")
     code, _, err = run()
     assert code == 0
     assert (
-        "a file that nobody names: state/in-a/0/0-0-crashed.state. left by a run that crashed"
+        "a file that nobody names: state/in-a/0/0-0-crashed.parquet. left by a run that crashed"
         in err
     )
 

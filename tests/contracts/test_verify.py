@@ -53,10 +53,10 @@ def test_other_streams_are_good_too(tmp_path: Path, fields: dict[str, Any]) -> N
     ("name", "why"),
     [
         ("records/in-a/0/0-3-crashed.parquet", "crashed or was fenced"),
-        ("state/in-a/0/0-3-crashed.state", "crashed or was fenced"),
+        ("state/in-a/0/0-3-crashed.parquet", "crashed or was fenced"),
         ("kept/in-a/0/0-99-now.parquet", "at work now"),
         ("records/in-a/0/part-0001.parquet", "ask who put it there"),
-        ("state/in-z/0/0-0-a.state", "ask who put it there"),
+        ("state/in-z/0/0-0-a.parquet", "ask who put it there"),
         ("manifests/0000000003-" + "0" * 64 + ".json.zst", "crashed or was fenced"),
         ("manifests/notes.txt", "ask who put it there"),
     ],

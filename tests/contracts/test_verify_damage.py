@@ -21,7 +21,7 @@ FLIPS_SAMPLE, FLIPS_FULL = 30, 300
 
 
 FLIPPED = {
-    "state": "state/*/*/*.state",
+    "state": "state/*/*/*.parquet",
     "records": "records/in-*/*/*.parquet",
     "kept": "kept/*/*/*.parquet",
     "manifest": "manifests/*.zst",
@@ -138,7 +138,7 @@ def test_old_state_that_is_gone_is_no_damage(root: Path) -> None:
     current = {file.path for account in head.ledger.partitions.values() for file in account.state}
     old = next(
         path
-        for path in paths(root, "state/*/*/*.state")
+        for path in paths(root, "state/*/*/*.parquet")
         if str(path.relative_to(root)) not in current
     )
     old.unlink()
@@ -147,7 +147,7 @@ def test_old_state_that_is_gone_is_no_damage(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", ["records/in-a/*/*.parquet", "state/in-b/0/*.state", "manifests/*.zst"]
+    "pattern", ["records/in-a/*/*.parquet", "state/in-b/0/*.parquet", "manifests/*.zst"]
 )
 def test_two_files_swapped_are_found_by_name(root: Path, pattern: str) -> None:
     """The one that comes first is named, and whose content it has."""

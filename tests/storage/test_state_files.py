@@ -179,7 +179,7 @@ def test_files_of_all_forms_are_one_state(
     quarantined.pop("f", None)
     assert read_everything(tmp_path, files) == [expected, expected, quarantined]
     with LocalStore(tmp_path).open(whole.path) as content:
-        assert has_blocks(content)
+        assert has_blocks(pq.ParquetFile(content))
 
 
 @pytest.mark.parametrize("form", FORMS)
