@@ -76,7 +76,7 @@ def test_names_that_are_not_there_cost_no_reading_beyond_the_index(content: byte
     names before and behind all others, too.
     """
     file = CountedBlocks(content)
-    assert file.find_names([*ABSENT_NAMES[:1_000], "", "zzz"]) == set()
+    assert file.find_names([*ABSENT_NAMES[::10], "", "zzz"]) == set()
     assert len(file.read_blocks) < 20
     file = CountedBlocks(content)
     assert file.find_names(["", "zzz"]) == set()
