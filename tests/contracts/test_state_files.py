@@ -19,7 +19,7 @@ from seriatim.engine.session import Session, WaitingMessage
 from seriatim.errors import BrokenPromiseError, DamagedFileError
 from seriatim.memory import MemoryFiles
 from seriatim.memory.store import MemoryStore
-from seriatim.operations.sweep import sweep_attempts
+from seriatim.operations.sweep import SLICE_FILE_NAME, sweep_attempts
 from seriatim.storage.record_files import ParquetRecords
 from seriatim.storage.state_blocks import BLOCK_BYTES, SESSIONS_PER_BLOCK
 from seriatim.storage.state_files import ROWS_AT_ONCE, StateFiles
@@ -215,6 +215,10 @@ def test_a_state_that_is_large_is_cut_into_files() -> None:
     sessions = {f"{number:06d}": session(b"%0100d" % number) for number in range(20_000)}
     files = store.save(P, "0-0-a", sessions, [])
     assert len(files) == len(objects.objects) > 2
+    # The sweep takes all of them for files of one attempt.
+    names = [file.path.rpartition("/")[2] for file in files]
+    matches = [SLICE_FILE_NAME.fullmatch(name) for name in names]
+    assert {match[3] for match in matches if match} == {"a"}
     assert max(file.size_bytes for file in files) < file_bytes + bytes_at_once
     assert sum(file.rows for file in files) == len(sessions)
     newer = {"000007": session(b"new")}

@@ -14,9 +14,9 @@ from seriatim.errors import ConfigError
 from seriatim.memory.store import MemoryStore
 from seriatim.storage.state_blocks import (
     BLOCK_BYTES,
-    GROUP_BYTES,
     FORM_KEY,
     FORM_VERSION,
+    GROUP_BYTES,
     SESSIONS_PER_BLOCK,
     SessionRows,
     StateBlocks,
@@ -83,7 +83,7 @@ def test_names_that_are_not_there_cost_no_reading_beyond_the_index(content: byte
     names before and behind all others, too.
     """
     file = CountedBlocks(content)
-    assert file.find_names([*ABSENT_NAMES[:1_000], "", "zzz"]) == set()
+    assert file.find_names([*ABSENT_NAMES[::10], "", "zzz"]) == set()
     assert len(file.unpacked_blocks) < 20
     file = CountedBlocks(content)
     assert file.find_names(["", "zzz"]) == set()
