@@ -168,6 +168,17 @@ def update(seq: int, row: int, note: str = "") -> dict[str, Any]:
 
 def measure_touched(folder: Path, sessions: int) -> dict[str, Any]:
     """10,000 updates of 1,000 sessions, in a partition that has so many sessions."""
+    file, batches, state = fill_partition(folder, sessions)
+    figures = measure_task(file, batches, state)
+    return {**figures, "state_files": len(state), "state_bytes": total_bytes(state)}
+
+
+def fill_partition(
+    folder: Path, sessions: int
+) -> tuple[stream_files.StreamFile, list[pa.RecordBatch], tuple[File, ...]]:
+    """A stream with so many sessions: its file, 10,000 updates that touch 1,000 of the sessions, and
+    its state files.
+    """
     file = create_stream(folder)
     state: tuple[File, ...] = ()
     for low in range(0, sessions, 100_000):
@@ -180,8 +191,7 @@ def measure_touched(folder: Path, sessions: int) -> dict[str, Any]:
     for turn in range(10):
         message = update(2 + turn, turn % 3)
         updates += [(f"session-{n * step:07}", message) for n in range(touched_count)]
-    figures = measure_task(file, to_batches(sessions, updates), state)
-    return {**figures, "state_files": len(state), "state_bytes": total_bytes(state)}
+    return file, to_batches(sessions, updates), state
 
 
 def measure_spread(folder: Path, sessions: int) -> dict[str, Any]:

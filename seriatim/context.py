@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from seriatim.storage.derived_tables import DeltaDerived
     from seriatim.storage.join import ParquetJoiner
     from seriatim.storage.record_files import ParquetRecords, ParquetRewriter
-    from seriatim.storage.state_files import ParquetState
+    from seriatim.storage.state_files import StateFiles
     from seriatim.storage.store import Store
     from seriatim.stream import Stream
 
@@ -516,11 +516,11 @@ class ConnectedStream:
         return record_files(self.file, self.runner if self.writes_records else None)
 
     @cached_property
-    def state(self) -> ParquetState:
+    def state(self) -> StateFiles:
         """The stream's state files. This store keeps the files that it read open."""
         return self.open_state()
 
-    def open_state(self) -> ParquetState:
+    def open_state(self) -> StateFiles:
         """The stream's state files, opened anew."""
         return state(self.file)
 
@@ -639,12 +639,12 @@ def record_files(
     )
 
 
-def state(file: StreamFile) -> ParquetState:
+def state(file: StreamFile) -> StateFiles:
     """The stream's state files."""
-    from seriatim.storage.state_files import ParquetState
+    from seriatim.storage.state_files import StateFiles
 
     output = file.stream.output
-    return ParquetState(
+    return StateFiles(
         output_store(file), file.stream.name, output.compression, output.file_bytes_target
     )
 

@@ -36,7 +36,7 @@ from seriatim.storage.join import FileToCheck, ParquetJoiner, damage_of_work
 from seriatim.storage.record_files import ParquetRewriter, record_schema
 from seriatim.storage.record_rows import RowMerger
 from seriatim.storage.record_scan import RecordScan
-from seriatim.storage.state_files import ParquetState
+from seriatim.storage.state_files import StateFiles
 from seriatim.storage.store import open_store
 from seriatim.stream_files import StreamFile
 from seriatim.workers import LocalWorkers
@@ -155,13 +155,13 @@ def test_no_secret_of_a_store_is_in_a_task(tmp_path: Path, monkeypatch: pytest.M
     file = File(path="records/t-a/0/x.parquet", size_bytes=1, rows=1, digest="0")
     partition = Partition("t-a", 0)
     row_merger = RowMerger(store, "s", record_schema({"id": "string"}), key)
-    prover = PartitionProver(RecordScan(store), ParquetState(store, "s"))
+    prover = PartitionProver(RecordScan(store), StateFiles(store, "s"))
     pieces: list[tuple[Any, Any]] = [
         (PartitionCheck(prover, GreatExpectations(store), Suite("s")), _work(0)),
         (read_committed_file, FileToRead(store.address, file)),
         (damage_of_work, FileToCheck(store.address, file, check_digest=True)),
         (PartWriter(row_merger, "zstd", 10), partition),
-        (FileCopier(ParquetRewriter(store, "s"), ParquetState(store, "s")), file),
+        (FileCopier(ParquetRewriter(store, "s"), StateFiles(store, "s")), file),
         (TableJoiner(ParquetJoiner(store, "s")), file),
         (context.SparkFoldTask(_file(tmp_path), context.WorkTable({})), schema),
     ]

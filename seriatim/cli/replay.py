@@ -70,7 +70,7 @@ from seriatim.operations.inspect.views import plain_view_of_message, state_to_pl
 from seriatim.storage import scratch
 from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.scratch import MANIFEST_FILE, LayeredState
-from seriatim.storage.state_files import ParquetState
+from seriatim.storage.state_files import StateFiles
 from seriatim.storage.store import LocalStore, open_store
 from seriatim.stream_files import StreamFile, describe_url_problem
 
@@ -442,7 +442,7 @@ def _task_context_factory(
         records = ParquetRecords(
             store, runner.columns, compression, (), other_tables=runner.other_columns
         )
-        new_state = ParquetState(store, stream.name, compression)
+        new_state = StateFiles(store, stream.name, compression)
         return TaskContext(
             runner=runner,
             tier=stream.tier,

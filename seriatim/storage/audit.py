@@ -43,7 +43,7 @@ from seriatim.storage.delta_table import COMMIT_METADATA_KEY
 from seriatim.storage.parquet import first_line
 from seriatim.storage.record_rows import read_row_groups
 from seriatim.storage.record_scan import RecordScan
-from seriatim.storage.state_files import ParquetState, StateFile
+from seriatim.storage.state_files import StateFiles, sessions_of_content
 from seriatim.storage.store import Store, digest_object, open_store, xxh3_and_sha256
 from seriatim.workers import LocalWorkers, Workers, map_or_raise
 
@@ -206,9 +206,9 @@ class FileAudit:
         """Reads record files."""
         return RecordScan(self.store)
 
-    def state(self, stream: str) -> ParquetState:
+    def state(self, stream: str) -> StateFiles:
         """The state files, each proved by its digest. `stream` is for errors."""
-        return ParquetState(self.store, stream)
+        return StateFiles(self.store, stream)
 
     def rows(self, path: str, columns: Sequence[str] | None = None) -> Iterator[Record]:
         """The rows of a file. Columns that it does not have are left out."""
@@ -221,7 +221,7 @@ class FileAudit:
     def sessions(self, path: str) -> Iterator[tuple[str, Session]]:
         """The sessions of a state file."""
         try:
-            yield from StateFile(self.store.open(path)).all_sessions()
+            yield from sessions_of_content(self.store.open(path))
         except READ_ERRORS as error:
             raise UnreadableFileError(path, _first_line(error)) from None
 

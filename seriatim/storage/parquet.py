@@ -107,12 +107,12 @@ def open_parquet(store: Store, path: str) -> Iterator[pq.ParquetFile]:
 
 
 def column_encodings(schema: pa.Schema) -> dict[str, Any]:
-    """The encodings of columns: rising numbers as differences, packed sessions as they are, the rest
+    """The encodings of columns: rising numbers as differences, blocks of state as they are, the rest
     by dictionary. That is two fifths smaller, and faster, than the defaults.
     """
     rising = [name for name in RISING_COLUMN_NAMES if name in schema.names]
-    # No two packed sessions are the same, so a dictionary of them would be of no use.
-    without_dictionary = [*rising, "packed"]
+    # No two blocks are the same, so a dictionary of them would be of no use.
+    without_dictionary = [*rising, "bloom", "block"]
     with_dictionary = [name for name in schema.names if name not in without_dictionary]
     with_statistics = list(rising)
     if "session" in schema.names:

@@ -1,16 +1,17 @@
-"""State files: one row per session in Parquet, newest file last. Each is proved by its digest before
+"""State files: the sessions of a partition, newest file last. Each file is proved by its digest before
 it is used.
 
-A row has the name of the session, its finding if it is in quarantine, and the packed session
-(engine/session.py).
+A session has its name, its finding if it is in quarantine, and the packed session (engine/session.py).
+Files are written in blocks (state_blocks.py). Those of before have a row for each session: they are
+read, and become blocks when they are merged.
 
 Next: `save_state` in engine/files.py says when files are merged; engine/task.py loads and saves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -25,27 +26,24 @@ from seriatim.errors import DamagedFileError, raise_broken_promise
 from seriatim.storage.parquet import (
     DEFAULT_FILE_BYTES,
     ChangedFileError,
-    ParquetFileWriter,
     describe_damage,
-    open_parquet,
     open_proved,
     part_path,
 )
+from seriatim.storage.state_blocks import (
+    SessionRows,
+    StateBlocks,
+    StateBlockWriter,
+    has_blocks,
+    merge_rows,
+)
 from seriatim.storage.store import Store
 
-ROWS_PER_GROUP = 4_096
-STATE_SCHEMA = pa.schema(
-    [
-        pa.field("session", pa.string()),
-        # Null: the session is live. The packed session has it, too. The column serves to find the
-        # sessions in quarantine without unpacking the others.
-        pa.field("finding", pa.string()),
-        pa.field("packed", pa.binary()),
-    ]
-)
+ROWS_AT_ONCE = 1_024
+"""So many sessions are packed, or given out by a file of before, before some are written."""
 
 
-class ParquetState:
+class StateFiles:
     """The state files of one stream. A file is opened when it is first needed."""
 
     def __init__(
@@ -71,13 +69,14 @@ class ParquetState:
         for file in reversed(tuple(files)):
             if not missing:
                 break
-            sessions_of_file = self._open_file(file).sessions(missing)
+            packed_sessions = self._open_file(file).find_packed(missing)
+            sessions_of_file = _unpack_sessions(packed_sessions)
             sessions.update(sessions_of_file)
             missing -= set(sessions_of_file)
         return sessions
 
     def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
-        """Which of these sessions are in the files, by the column of names alone."""
+        """Which of these sessions are in the files."""
         searched_names = set(names)
         present: set[str] = set()
         if not searched_names:
@@ -85,10 +84,12 @@ class ParquetState:
         for file in files:
             if self.store.is_remote:
                 # Proving the file reads all of it, so that it may as well be kept for what follows.
-                present |= searched_names.intersection(self._open_file(file).names())
-            else:
-                self._verify_digest(file)
-                present |= _find_names(self.store, file.path, searched_names)
+                present |= self._open_file(file).find_names(searched_names)
+                continue
+            # The driver asks this of thousands of partitions, so that files are not kept open.
+            self._verify_digest(file)
+            with self.store.open(file.path) as content:
+                present |= open_state_file(content).find_names(searched_names)
         return present
 
     def save(
@@ -98,14 +99,15 @@ class ParquetState:
         sessions: Mapping[str, Session],
         files_to_merge: Iterable[File],
     ) -> tuple[File, ...]:
-        """Write sessions on top of those of the files to be merged, row group by row group. A file
-        that is large enough is finished, and the next one is begun.
+        """Write sessions on top of those of the files to be merged, block by block. A file that is
+        large enough is finished, and the next one is begun.
         """
         path = f"state/{partition}/{stem}.parquet"
         files: list[File] = []
         writer = self._file_writer(path)
-        for batch in self._rows_to_save(sessions, files_to_merge):
-            writer.add(batch, ROWS_PER_GROUP)
+        sources = [self._open_file(file).sorted_rows() for file in files_to_merge]
+        for rows in merge_rows([*sources, _pack_rows(sessions)]):
+            writer.add(rows)
             if writer.written_bytes >= self.file_bytes:
                 files += _finished(writer)
                 writer = self._file_writer(part_path(path, len(files)))
@@ -114,50 +116,28 @@ class ParquetState:
             raise_broken_promise("state is saved only where there is some", path=path)
         return tuple(files)
 
-    def _file_writer(self, path: str) -> ParquetFileWriter:
-        return ParquetFileWriter(self.store, path, STATE_SCHEMA, self.compression)
-
-    def _rows_to_save(
-        self, sessions: Mapping[str, Session], files_to_merge: Iterable[File]
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of these sessions, and then of those that only the files have."""
-        names = list(sessions)
-        for begin in range(0, len(names), ROWS_PER_GROUP):
-            group = names[begin : begin + ROWS_PER_GROUP]
-            yield _pack_rows(group, [sessions[name] for name in group])
-        yield from self._batches_of_unseen_sessions(tuple(files_to_merge), set(sessions))
-
-    def _batches_of_unseen_sessions(
-        self,
-        files: Sequence[File],
-        seen_names: set[str],
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of files, newest file first, without sessions that came before."""
-        for file in reversed(files):
-            names_of_file: set[str] = set()
-            for batch in self._open_file(file).batches():
-                names = batch.column("session").to_pylist()
-                names_of_file.update(names)
-                is_unseen = [name not in seen_names for name in names]
-                yield batch.filter(pa.array(is_unseen, pa.bool_()))
-            seen_names |= names_of_file
+    def _file_writer(self, path: str) -> StateBlockWriter:
+        return StateBlockWriter(self.store, path, self.compression)
 
     def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
         """The sessions in quarantine. Only these are unpacked."""
         sessions: dict[str, Session] = {}
-        seen_names: set[str] = set()
+        newer_files: list[StateFile] = []
         for file in reversed(tuple(files)):
             state_file = self._open_file(file)
+            names = state_file.quarantined_names()
             # A session that a newer file has may have been released since.
-            quarantined_names = state_file.quarantined_names() - seen_names
-            sessions.update(state_file.sessions(quarantined_names))
-            seen_names.update(state_file.names())
+            for newer_file in newer_files:
+                names -= newer_file.find_names(names)
+            sessions.update(_unpack_sessions(state_file.find_packed(names)))
+            newer_files.append(state_file)
         return sessions
 
     def all_sessions(self, files: Iterable[File]) -> Iterator[tuple[str, Session]]:
-        """Every session, each once. One row group is in memory at a time."""
-        for batch in self._batches_of_unseen_sessions(tuple(files), set()):
-            yield from _unpack_rows(batch)
+        """Every session, each once, sorted by name. One block of each file is in memory at a time."""
+        sources = [self._open_file(file).sorted_rows() for file in files]
+        for rows in merge_rows(sources):
+            yield from _unpack_rows(rows)
 
     def _open_file(self, file: File) -> StateFile:
         if file.path not in self._open_files:
@@ -169,7 +149,7 @@ class ParquetState:
             except ChangedFileError as error:
                 raise self._damaged_file_error(file, str(error)) from None
             self._verified_files.add((file.path, file.digest))
-            self._open_files[file.path] = StateFile(content)
+            self._open_files[file.path] = open_state_file(content)
         return self._open_files[file.path]
 
     def _verify_digest(self, file: File) -> None:
@@ -191,12 +171,45 @@ class ParquetState:
         )
 
 
-class StateFile:
-    """One state file. Its rows are given out packed, also if the file is of before format 4."""
+class StateFile(Protocol):
+    """A state file that is open, of whichever form."""
 
-    def __init__(self, content: pa.NativeFile) -> None:
-        # The file stays open as long as this object: row groups are read when they are asked for.
-        self._parquet = pq.ParquetFile(content, page_checksum_verification=True)
+    def find_packed(self, names: Collection[str]) -> dict[str, bytes]:
+        """Those of these sessions that are in this file, packed."""
+
+    def find_names(self, names: Collection[str]) -> set[str]:
+        """Which of these sessions are in this file."""
+
+    def quarantined_names(self) -> set[str]:
+        """The names of the sessions that are in quarantine."""
+
+    def sorted_rows(self) -> Iterable[SessionRows]:
+        """All sessions, sorted by name."""
+
+
+def open_state_file(content: pa.NativeFile) -> StateFile:
+    """The state file of this content. It reads from `content` when it is asked for sessions."""
+    # The file stays open as long as this object: row groups are read when they are asked for.
+    parquet = pq.ParquetFile(content, page_checksum_verification=True)
+    if has_blocks(parquet):
+        return StateBlocks(parquet)
+    return RowStateFile(parquet)
+
+
+def sessions_of_content(content: pa.NativeFile) -> Iterator[tuple[str, Session]]:
+    """Every session of one state file. All of it is read and proved by checksums."""
+    for rows in open_state_file(content).sorted_rows():
+        yield from _unpack_rows(rows)
+
+
+class RowStateFile:
+    """A state file of before blocks. Its rows are given out packed, also if they have a column for
+    each field. Its sessions are in no order, so that all names are searched, and a merge sorts them in
+    memory.
+    """
+
+    def __init__(self, parquet: pq.ParquetFile) -> None:
+        self._parquet = parquet
         self._is_packed = "packed" in self._parquet.schema_arrow.names
         self._names = self._parquet.read(columns=["session"]).column("session").combine_chunks()
         metadata = self._parquet.metadata
@@ -205,117 +218,85 @@ class StateFile:
         self._group_edges = np.cumsum([0, *group_rows])
         """The number of the first row of each row group, and the number of all rows."""
 
-    def names(self) -> list[str]:
-        """The names of all sessions of this file."""
-        names: list[str] = self._names.to_pylist()
-        return names
+    def find_names(self, names: Collection[str]) -> set[str]:
+        """Which of these sessions are in this file."""
+        searched = pa.array(list(names), pa.string())
+        return set(self._names.filter(pc.is_in(self._names, value_set=searched)).to_pylist())
 
     def quarantined_names(self) -> set[str]:
         """The names of the sessions that are in quarantine, by the column of findings alone."""
         findings = self._parquet.read(columns=["finding"]).column("finding").combine_chunks()
         return set(self._names.filter(pc.is_valid(findings)).to_pylist())
 
-    def sessions(self, searched_names: set[str]) -> dict[str, Session]:
-        """Those of the searched sessions that are in this file."""
-        searched = pa.array(list(searched_names), pa.string())
+    def find_packed(self, names: Collection[str]) -> dict[str, bytes]:
+        """Those of these sessions that are in this file, packed."""
+        searched = pa.array(list(names), pa.string())
         is_searched = pc.is_in(self._names, value_set=searched).to_numpy(False)
         row_numbers = np.flatnonzero(is_searched)
         groups = np.searchsorted(self._group_edges, row_numbers, side="right") - 1
-        sessions = {}
+        found: dict[str, bytes] = {}
         for group in np.unique(groups).tolist():
             rows_of_group = row_numbers[groups == group]
-            names = self._names.take(pa.array(rows_of_group)).to_pylist()
-            packed_sessions = self._packed_rows(group, rows_of_group - self._group_edges[group])
-            for name, packed in zip(names, packed_sessions, strict=True):
-                sessions[name] = unpack_session(packed)
-        return sessions
+            table = self._read_group(group, rows_of_group - self._group_edges[group])
+            names_of_group = table.column("session").to_pylist()
+            packed_sessions = table.column("packed").to_pylist()
+            found.update(zip(names_of_group, packed_sessions, strict=True))
+        return found
 
-    def _packed_rows(self, group: int, rows_in_group: Any) -> list[bytes]:
-        """The packed sessions of some rows of a row group."""
-        columns = ["packed"] if self._is_packed else None
-        table = self._parquet.read_row_group(group, columns).take(pa.array(rows_in_group))
+    def sorted_rows(self) -> Iterator[SessionRows]:
+        """All sessions, sorted by name."""
+        groups = [self._read_group(group) for group in range(self._parquet.num_row_groups)]
+        table = pa.concat_tables(groups).sort_by("session")
+        for batch in table.to_batches(ROWS_AT_ONCE):
+            yield SessionRows(
+                batch.column("session").to_pylist(),
+                batch.column("finding").to_pylist(),
+                batch.column("packed").to_pylist(),
+            )
+
+    def _read_group(self, group: int, rows_in_group: Any = None) -> pa.Table:
+        """The rows of a row group, or some of them, as they were written before blocks."""
+        table = self._parquet.read_row_group(group)
+        if rows_in_group is not None:
+            table = table.take(pa.array(rows_in_group))
         if not self._is_packed:
             table = pack_columns_of_format_3(table)
-        packed_sessions: list[bytes] = table.column("packed").to_pylist()
-        return packed_sessions
-
-    def all_sessions(self) -> Iterator[tuple[str, Session]]:
-        """Every session of this file. Every page is read and proved by its checksum."""
-        for batch in self.batches():
-            yield from _unpack_rows(batch)
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows, one row group at a time."""
-        for group in range(self._parquet.num_row_groups):
-            table = self._parquet.read_row_group(group)
-            if not self._is_packed:
-                table = pack_columns_of_format_3(table)
-            yield from table.to_batches()
+        return table
 
 
-def _finished(writer: ParquetFileWriter) -> list[File]:
+def _finished(writer: StateBlockWriter) -> list[File]:
     file = writer.finish()
     return [] if file is None else [file]
 
 
-def _find_names(store: Store, path: str, searched_names: set[str]) -> set[str]:
-    """The searched names that are in a file. Row groups whose statistics rule them all out are not
-    read.
-    """
-    with open_parquet(store, path) as parquet:
-        column = parquet.schema_arrow.get_field_index("session")
-        groups = []
-        for group in range(parquet.num_row_groups):
-            statistics = parquet.metadata.row_group(group).column(column).statistics
-            if _may_contain(statistics, searched_names):
-                groups.append(group)
-        if not groups:
-            return set()
-        names = parquet.read_row_groups(groups, columns=["session"]).column("session")
-    searched = pa.array(list(searched_names), pa.string())
-    return set(names.filter(pc.is_in(names, value_set=searched)).to_pylist())
+def _pack_rows(sessions: Mapping[str, Session]) -> Iterator[SessionRows]:
+    """These sessions as rows, sorted by name."""
+    names = sorted(sessions)
+    for begin in range(0, len(names), ROWS_AT_ONCE):
+        rows = SessionRows(names[begin : begin + ROWS_AT_ONCE], [], [])
+        for name in rows.names:
+            session = sessions[name]
+            rows.findings.append(session.finding)
+            rows.packed_sessions.append(pack_session(session))
+        yield rows
 
 
-def _may_contain(statistics: Any, searched_names: set[str]) -> bool:
-    """Whether a row group with these statistics may have one of the names."""
-    if statistics is None or not statistics.has_min_max:
-        return True
-    return any(statistics.min <= name <= statistics.max for name in searched_names)
-
-
-def _pack_rows(names: Sequence[str], sessions: Sequence[Session]) -> pa.RecordBatch:
-    """The rows of these sessions."""
-    findings = []
-    packed_sessions = []
-    for session in sessions:
-        findings.append(session.finding)
-        packed_sessions.append(pack_session(session))
-    columns = [
-        pa.array(names, pa.string()),
-        pa.array(findings, pa.string()),
-        pa.array(packed_sessions, pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=STATE_SCHEMA)
-
-
-def _unpack_rows(batch: pa.RecordBatch) -> Iterator[tuple[str, Session]]:
-    names = batch.column("session").to_pylist()
-    packed_sessions = batch.column("packed").to_pylist()
-    for name, packed in zip(names, packed_sessions, strict=True):
+def _unpack_rows(rows: SessionRows) -> Iterator[tuple[str, Session]]:
+    for name, packed in zip(rows.names, rows.packed_sessions, strict=True):
         yield name, unpack_session(packed)
 
 
+def _unpack_sessions(packed_sessions: Mapping[str, bytes]) -> dict[str, Session]:
+    return {name: unpack_session(packed) for name, packed in packed_sessions.items()}
+
+
 def pack_columns_of_format_3(table: pa.Table) -> pa.Table:
-    """The rows of a state file of before format 4, as they would be written today. Such files have a
-    column for each field of a session.
+    """The rows of a state file of before format 4, packed. Such files have a column for each field of
+    a session.
     """
-    names = []
-    sessions = []
-    for row in table.to_pylist():
-        names.append(row["session"])
-        sessions.append(_session_of_format_3(row))
-    packed_rows = _pack_rows(names, sessions)
-    return pa.Table.from_batches([packed_rows])
+    packed_sessions = [pack_session(_session_of_format_3(row)) for row in table.to_pylist()]
+    packed_column = pa.array(packed_sessions, pa.binary())
+    return table.select(["session", "finding"]).append_column("packed", packed_column)
 
 
 def _session_of_format_3(row: dict[str, Any]) -> Session:

@@ -16,7 +16,7 @@ from seriatim.formats.debezium import debezium_decoder
 from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.storage.derived_tables import DeltaDerived
 from seriatim.storage.record_files import ParquetRecords, record_schema
-from seriatim.storage.state_files import ParquetState
+from seriatim.storage.state_files import StateFiles
 from seriatim.storage.store import Store, open_store
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream, OpenMemoryStream
@@ -24,12 +24,12 @@ from seriatim.testing import MemoryStream, OpenMemoryStream
 COLUMNS = {"id": "string", "v": "int64", "at": "timestamp", "cost": "decimal(9,2)"}
 
 
-class DiskFiles(ParquetRecords, ParquetState):
+class DiskFiles(ParquetRecords, StateFiles):
     """Record and state files in one, as the fake has them."""
 
     def __init__(self, store: Store, columns: dict[str, str], leave_out: tuple[str, ...]) -> None:
         ParquetRecords.__init__(self, store, columns, "zstd", leave_out)
-        ParquetState.__init__(self, store, "s")
+        StateFiles.__init__(self, store, "s")
 
 
 class DiskStream(MemoryStream):

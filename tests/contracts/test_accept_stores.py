@@ -19,7 +19,7 @@ from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.ledger.model import EntryMark
 from seriatim.memory import MemoryFiles, MemoryLedger
 from seriatim.storage.record_files import ParquetRecords
-from seriatim.storage.state_files import ParquetState
+from seriatim.storage.state_files import StateFiles
 from seriatim.storage.store import LocalStore
 
 A3 = Partition("in-a", 3)
@@ -91,7 +91,7 @@ def test_every_session_comes_once_and_newest(kind: str, tmp_path: Path) -> None:
     """However many files there are."""
     files: Any = MemoryFiles(COLUMNS)
     if kind != "memory":
-        files = ParquetState(LocalStore(tmp_path), "s")
+        files = StateFiles(LocalStore(tmp_path), "s")
     (first,) = files.save(
         A3, "0-0-a", {f"s{i}": Session(state_bytes=b"old", timestamp=1) for i in range(5)}, ()
     )

@@ -27,7 +27,7 @@ from seriatim.storage.audit import FileAudit
 from seriatim.storage.derived_tables import DeltaDerived, DeltaOutputs
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_files import ParquetRecords, record_schema
-from seriatim.storage.state_files import ParquetState
+from seriatim.storage.state_files import StateFiles
 from seriatim.storage.store import LocalStore
 from seriatim.testing import MemoryStream, OpenMemoryStream
 from tests.integration.lab import _toml as toml
@@ -46,14 +46,14 @@ from tests.operations.test_crash_points import Killed, killer
 from tests.operations.test_further_tables import head, straight, tables
 
 
-class MarketFiles(ParquetRecords, ParquetState):
+class MarketFiles(ParquetRecords, StateFiles):
     """Record and state files in one, as the fake has them."""
 
     def __init__(self, root: Path, runner: Runner, parts: tuple[str, ...]) -> None:
         ParquetRecords.__init__(
             self, LocalStore(root), runner.columns, "zstd", parts, other_tables=runner.other_columns
         )
-        ParquetState.__init__(self, LocalStore(root), "s")
+        StateFiles.__init__(self, LocalStore(root), "s")
 
 
 class DiskMarket(MemoryStream):

@@ -27,7 +27,7 @@ from seriatim.storage import scratch
 from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.record_query import RecordQuery
 from seriatim.storage.scratch import LayeredState
-from seriatim.storage.state_files import ParquetState
+from seriatim.storage.state_files import StateFiles
 from seriatim.storage.store import LocalStore
 from tests.contracts.disk_streams import DiskStream
 from tests.operations.lookback_helper import head_of
@@ -91,7 +91,7 @@ def kit(
         limits=stream.limits,
         has_session_field=False,
         records=ParquetRecords(LocalStore(folder), runner.columns, "zstd", ()),
-        state=LayeredState(ParquetState(LocalStore(folder), "s"), made.files, base),
+        state=LayeredState(StateFiles(LocalStore(folder), "s"), made.files, base),
         explain=made.explain,
         digests=MemoryDigests,
         peak_memory_bytes=lambda: 0,

@@ -19,29 +19,30 @@ from seriatim.engine.session import Session, WaitingMessage
 from seriatim.errors import BrokenPromiseError, DamagedFileError
 from seriatim.memory import MemoryFiles
 from seriatim.memory.store import MemoryStore
-from seriatim.operations.sweep import sweep_attempts
+from seriatim.operations.sweep import SLICE_FILE_NAME, sweep_attempts
 from seriatim.storage.record_files import ParquetRecords
-from seriatim.storage.state_files import ROWS_PER_GROUP, ParquetState
+from seriatim.storage.state_blocks import BLOCK_BYTES, SESSIONS_PER_BLOCK
+from seriatim.storage.state_files import ROWS_AT_ONCE, StateFiles
 from seriatim.storage.store import LocalStore
 
 P = Partition("in-a", 0)
-Store = MemoryFiles | ParquetState
+Store = MemoryFiles | StateFiles
 RUNS = count()
 
 
-@pytest.fixture(params=["memory", "Parquet on disk", "Parquet in memory"])
+@pytest.fixture(params=["memory", "blocks on disk", "blocks in memory"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     """A store of each kind."""
     if request.param == "memory":
         return MemoryFiles({})
-    if request.param == "Parquet on disk":
-        return ParquetState(LocalStore(tmp_path), "s")
-    return ParquetState(MemoryStore(), "s")
+    if request.param == "blocks on disk":
+        return StateFiles(LocalStore(tmp_path), "s")
+    return StateFiles(MemoryStore(), "s")
 
 
 def again(store: Store) -> Store:
     """The same files as the next run sees them."""
-    return store if isinstance(store, MemoryFiles) else ParquetState(store.store, "s")
+    return store if isinstance(store, MemoryFiles) else StateFiles(store.store, "s")
 
 
 def session(saved: bytes | None, **fields: Any) -> Session:
@@ -126,12 +127,10 @@ def test_the_newest_file_wins_however_files_are_merged(
 
 
 def test_large_states_keep_every_session(store: Store) -> None:
-    """Merged, over several row groups, with sessions of the first, the middle and the last
-    replaced.
-    """
-    many = ROWS_PER_GROUP * 2 + 5
+    """Merged, over many blocks, with sessions of the first, the middle and the last replaced."""
+    many = SESSIONS_PER_BLOCK * 20 + 5
     (base,) = store.save(P, "0-0-a", {str(i): session(b"old") for i in range(many)}, [])
-    touched = {str(i): session(b"new") for i in (0, ROWS_PER_GROUP, many - 1, many)}
+    touched = {str(i): session(b"new") for i in (0, SESSIONS_PER_BLOCK, many - 1, many)}
     (whole,) = store.save(P, "0-5-a", touched, [base])
     assert whole.rows == many + 1
     found = again(store).load([whole], map(str, range(many + 1)))
@@ -168,7 +167,7 @@ def hurt(store: Store, file: File, how: str) -> None:
     if how == "missing":
         store.store.delete([file.path])
     elif how == "truncated":
-        store.store.replace(file.path, content[:200])
+        store.store.replace(file.path, content[:-20])
     else:
         store.store.replace(file.path, content[:middle] + b"\x00!" + content[middle + 2 :])
 
@@ -188,7 +187,7 @@ def test_a_damaged_state_file_is_refused_by_name(store: Store, how: str) -> None
         with pytest.raises(DamagedFileError, match=file.path) as refused:
             use()
         assert refused.value.path == file.path
-        if isinstance(store, ParquetState):
+        if isinstance(store, StateFiles):
             assert refused.value.next.startswith("seriatim repair s: ")
     assert again(store).find_names([good], ["s", "t"]) == {"t"}
     assert again(store).load([good], ["t"]) == {"t": session(b"1")}
@@ -210,18 +209,22 @@ def test_a_state_that_is_large_is_cut_into_files() -> None:
     session is in one of them, and they are merged as one state.
     """
     file_bytes = 200_000
-    group_bytes = 150 * ROWS_PER_GROUP
+    bytes_at_once = 150 * ROWS_AT_ONCE + BLOCK_BYTES
     objects = MemoryStore()
-    store = ParquetState(objects, "s", "none", file_bytes)
+    store = StateFiles(objects, "s", "none", file_bytes)
     sessions = {f"{number:06d}": session(b"%0100d" % number) for number in range(20_000)}
     files = store.save(P, "0-0-a", sessions, [])
     assert len(files) == len(objects.objects) > 2
-    assert max(file.size_bytes for file in files) < file_bytes + group_bytes
+    # The sweep takes all of them for files of one attempt.
+    names = [file.path.rpartition("/")[2] for file in files]
+    matches = [SLICE_FILE_NAME.fullmatch(name) for name in names]
+    assert {match[3] for match in matches if match} == {"a"}
+    assert max(file.size_bytes for file in files) < file_bytes + bytes_at_once
     assert sum(file.rows for file in files) == len(sessions)
     newer = {"000007": session(b"new")}
-    merged = ParquetState(objects, "s", "none", file_bytes).save(P, "0-5-a", newer, files)
+    merged = StateFiles(objects, "s", "none", file_bytes).save(P, "0-5-a", newer, files)
     assert len(merged) > 2
-    again_read = dict(ParquetState(objects, "s").all_sessions(merged))
+    again_read = dict(StateFiles(objects, "s").all_sessions(merged))
     assert again_read.keys() == sessions.keys()
     assert again_read["000007"].state_bytes == b"new"
     assert again_read["019999"].state_bytes == sessions["019999"].state_bytes

@@ -19,7 +19,7 @@ from seriatim.errors import ConfigError
 from seriatim.operations.prove.verify import Verification
 from seriatim.operations.status import session_states
 from seriatim.storage.audit import FileAudit
-from seriatim.storage.state_files import ParquetState
+from seriatim.storage.state_files import StateFiles
 from seriatim.storage.store import LocalStore
 from seriatim.stream import TableSettings
 from tests.contracts.disk_streams import DiskStream
@@ -55,7 +55,7 @@ class Versions(DiskStream):
 
     def saved(self) -> dict[str, Session]:
         """The sessions as they are stored, each by the newest file that has it."""
-        return dict(ParquetState(LocalStore(self.root), "s").all_sessions(self.accounts()[P].state))
+        return dict(StateFiles(LocalStore(self.root), "s").all_sessions(self.accounts()[P].state))
 
     def versions(self) -> dict[str, int]:
         """Each session's version."""
@@ -90,7 +90,7 @@ def test_only_touched_sessions_are_rewritten(tmp_path: Path) -> None:
     outcome = one.run()
     first, second = one.accounts()[P].state
     assert (first, (tmp_path / old.path).read_bytes(), outcome.findings) == (old, content, [])
-    sessions = dict(ParquetState(LocalStore(tmp_path), "s").all_sessions([second]))
+    sessions = dict(StateFiles(LocalStore(tmp_path), "s").all_sessions([second]))
     assert {name: one.state_version for name, one in sessions.items()} == {"s03": 2, "s07": 2}
     assert state_of(sessions["s07"]) == NewState(15, doubled=True)
     assert one.versions() == dict.fromkeys(SESSIONS, 1) | {"s03": 2, "s07": 2}

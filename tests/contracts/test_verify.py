@@ -34,7 +34,7 @@ def test_a_clean_stream_is_good_and_signed_off(root: Path) -> None:
         True,
     )
     assert (done.sequence, done.entries, done.sessions, done.orphans) == (8, 9, 6, 0)
-    assert done.files == len(paths(root, "*/in-*/*/*.parquet"))
+    assert done.files == len(paths(root, "*/in-*/*/*.*"))
     assert done.records == DeltaTable(root / "records").to_pyarrow_table().num_rows
     signed = SignOff.from_bytes((root / "verified.json").read_bytes())
     assert signed is not None

@@ -45,7 +45,7 @@ from seriatim.storage.current_table import DeltaCurrent
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_files import ParquetRewriter, record_schema
 from seriatim.storage.record_scan import RecordScan
-from seriatim.storage.state_files import ParquetState
+from seriatim.storage.state_files import StateFiles
 from seriatim.storage.store import LocalStore, digest_object
 from seriatim.testing import MemoryStream
 from seriatim.workers import ChooseWorkers, LocalWorkers, Workers, map_or_raise, this_process
@@ -217,7 +217,7 @@ def check_partitions(
     store = LocalStore(root)
     load_runner = output.stream.table_machine if elsewhere else None
     row_reader = state_row_reader(output.runner, load_runner)
-    prover = PartitionProver(RecordScan(store), ParquetState(store, "s"), row_reader)
+    prover = PartitionProver(RecordScan(store), StateFiles(store, "s"), row_reader)
     partition_check = PartitionCheck(prover, GreatExpectations(store), suites.records)
     attempt = CheckAttempt(output.open(), head, suites, partition_check)
     works = map(attempt.work_of, attempt.partitions)
@@ -348,7 +348,7 @@ def compact_files(root: Path, workers: Workers) -> tuple[DiskStream, CompactResu
     damage_input(root)
     store = LocalStore(root)
     open_stream = output.open().with_ports(
-        rewriter=ParquetRewriter(store, "s"), state=ParquetState(store, "s")
+        rewriter=ParquetRewriter(store, "s"), state=StateFiles(store, "s")
     )
     return output, compact_stream(open_stream, choose_workers=lambda _: workers)
 
@@ -377,7 +377,7 @@ def test_a_piece_that_is_overtaken_stops_no_other_by_any_workers(
     output = create_filled_output(tmp_path)
     store = LocalStore(tmp_path)
     open_stream = output.open().with_ports(
-        rewriter=ParquetRewriter(store, "s"), state=ParquetState(store, "s")
+        rewriter=ParquetRewriter(store, "s"), state=StateFiles(store, "s")
     )
 
     class Overtaken:
@@ -387,7 +387,7 @@ def test_a_piece_that_is_overtaken_stops_no_other_by_any_workers(
             """The answers, after the other compaction."""
             answers = list(workers.map(function, works))
             other = output.open().with_ports(
-                rewriter=ParquetRewriter(store, "s"), state=ParquetState(store, "s")
+                rewriter=ParquetRewriter(store, "s"), state=StateFiles(store, "s")
             )
             compact_stream(other, Partition.parse("in-a/1"))
             return iter(answers)
@@ -432,7 +432,7 @@ def rebuild_lost_state(root: Path, workers: Workers) -> DiskStream:
     (root / min(state_digests(output))).unlink()
     store = LocalStore(root)
     open_stream = output.open().with_ports(
-        joiner=ParquetJoiner(store, "s"), state=ParquetState(store, "s")
+        joiner=ParquetJoiner(store, "s"), state=StateFiles(store, "s")
     )
     repair_run = RepairRun(
         open_stream,

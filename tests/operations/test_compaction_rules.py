@@ -128,7 +128,8 @@ def test_a_compaction_s_names_are_no_slice_s() -> None:
     """They say whose they are, with and without the ending that files on disk have."""
     from seriatim.operations.sweep import SLICE_FILE_NAME as SLICE_NAME
 
-    for name in (compacted_file_stem("a-1", 12), compacted_file_stem("a-1", 12) + ".parquet"):
+    for ending in ("", ".parquet", ".1.parquet"):
+        name = compacted_file_stem("a-1", 12) + ending
         match = COMPACTED_NAME.fullmatch(name)
         assert match is not None
         assert match[1] == "a-1"

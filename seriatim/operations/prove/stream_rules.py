@@ -36,7 +36,7 @@ from seriatim.operations.prove.partition_rules import (
 )
 from seriatim.ports import AddedFile, Commit, CommitSignature
 
-RECORD_FILE_NAME = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)\.parquet")
+DATA_FILE_NAME = re.compile(r"(0|[1-9]\d*)-(0|[1-9]\d*)-(.+?)\.parquet")
 """Epoch, start and attempt: the names that Seriatim gives."""
 MANIFEST_PATH = re.compile(r"manifests/(\d{10,})-[0-9a-f]{64}\.json\.zst")
 ORPHAN_OF_DEAD_RUN = (
@@ -430,7 +430,7 @@ def _orphan_reason(path: str, ledger: Ledger, signed_off_ledger: Ledger | None) 
     if account is not None and COMPACTED_NAME.fullmatch(file_name):
         # The name of such a file does not say when it was made.
         return ORPHAN_OF_COMPACTION if signed_off_ledger is None else None
-    name_match = RECORD_FILE_NAME.fullmatch(file_name)
+    name_match = DATA_FILE_NAME.fullmatch(file_name)
     if name_match is None or account is None or folder == "manifests":
         return ORPHAN_OF_OTHERS
     position = (int(name_match[1]), int(name_match[2]))
