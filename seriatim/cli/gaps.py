@@ -98,8 +98,8 @@ class GapList(CommandResult):
             open_count += gap["closed"] is None
             # A gap without a session concerns all sessions of its partition.
             session = "(all)" if gap["session"] is None else gap["session"]
-            shown = {**gap, "session": session}
-            rows.append({heading: shown[column] for column, heading in HEADINGS.items()})
+            printed_gap = {**gap, "session": session}
+            rows.append({heading: printed_gap[column] for column, heading in HEADINGS.items()})
         counts = f"{count_of(len(rows), 'gap')}, {open_count} open"
         summary = f"{self.stream}: {counts}, as of entry {self.sequence}"
         return f"{render_table(rows)}\n{summary}" if rows else summary

@@ -149,9 +149,9 @@ class _ReaderFactory:
         """The reader of a named type. A record may contain itself: the reader inside it finds the
         whole one when it is called.
         """
-        known = self._named_readers.get(name)
-        if known is not None:
-            return known
+        named_reader = self._named_readers.get(name)
+        if named_reader is not None:
+            return named_reader
 
         def read_later(content: bytes, position: int) -> tuple[Any, int]:
             return self._named_readers[name](content, position)

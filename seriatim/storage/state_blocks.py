@@ -76,12 +76,12 @@ class SessionRows(Struct, array_like=True):
 
     def find_packed(self, names: Iterable[str]) -> dict[str, bytes]:
         """Those of these sessions that are among the rows."""
-        found: dict[str, bytes] = {}
+        packed_by_name: dict[str, bytes] = {}
         for name in names:
             row = bisect_left(self.names, name)
             if row < len(self.names) and self.names[row] == name:
-                found[name] = self.packed_sessions[row]
-        return found
+                packed_by_name[name] = self.packed_sessions[row]
+        return packed_by_name
 
 
 _encode = msgspec.msgpack.Encoder().encode

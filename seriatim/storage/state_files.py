@@ -234,14 +234,14 @@ class RowStateFile:
         is_searched = pc.is_in(self._names, value_set=searched).to_numpy(False)
         row_numbers = np.flatnonzero(is_searched)
         groups = np.searchsorted(self._group_edges, row_numbers, side="right") - 1
-        found: dict[str, bytes] = {}
+        packed_by_name: dict[str, bytes] = {}
         for group in np.unique(groups).tolist():
             rows_of_group = row_numbers[groups == group]
             table = self._read_group(group, rows_of_group - self._group_edges[group])
             names_of_group = table.column("session").to_pylist()
             packed_sessions = table.column("packed").to_pylist()
-            found.update(zip(names_of_group, packed_sessions, strict=True))
-        return found
+            packed_by_name.update(zip(names_of_group, packed_sessions, strict=True))
+        return packed_by_name
 
     def sorted_rows(self) -> Iterator[SessionRows]:
         """All sessions, sorted by name."""

@@ -116,17 +116,17 @@ class BucketLooks:
 
         Without enough requests left a step waits for a later refresh.
         """
-        known = self._looks.get(_look_key(files))
+        earlier_look = self._looks.get(_look_key(files))
         number = next(self._numbers)
         try:
-            if known is None and budget.is_limited:
+            if earlier_look is None and budget.is_limited:
                 # 1. The pages that call this see to it that a new stream has a request left.
                 budget.take(1)
                 look = BucketLook(status=files.read_status())
             else:
-                look = _look_again(files, known or BucketLook(), budget, number)
+                look = _look_again(files, earlier_look or BucketLook(), budget, number)
         except (OSError, SeriatimError) as error:
-            look = replace(known or BucketLook(), number=number, error=error)
+            look = replace(earlier_look or BucketLook(), number=number, error=error)
         self._keep(files, look)
         if look.error is not None:
             # Raised again and again, it would gather tracebacks.
@@ -141,19 +141,19 @@ class BucketLooks:
 
 
 def _look_again(
-    files: StatusFiles, known: BucketLook, budget: RequestBudget, number: int
+    files: StatusFiles, earlier_look: BucketLook, budget: RequestBudget, number: int
 ) -> BucketLook:
     if not budget.take(1):
-        return known
+        return earlier_look
     # 2. What changed.
-    look = replace(known, error=None)
+    look = replace(earlier_look, error=None)
     stamps = files.store.stamps("")
     status_stamp = stamps.get(STATUS_FILE, "")
     witness_stamp = stamps.get(WITNESS_KEY, "")
     is_new_status = status_stamp != look.status_stamp
     is_new_witness = witness_stamp != look.witness_stamp
     if not budget.take(is_new_status + is_new_witness):
-        return known
+        return earlier_look
     if is_new_status:
         look = replace(look, status=files.read_status(), status_stamp=status_stamp)
     if is_new_witness:
