@@ -69,6 +69,8 @@ OPTIONAL_COLUMNS = (
 )
 """Columns that a narrow terminal leaves out, in this order. The name of a stream always stays."""
 STYLES: dict[Tone, str] = {"": "dim", "good": "green", "warn": "yellow", "bad": "bold red"}
+WRAPPED_COLUMNS = ("stream", "verdict")
+"""Columns with texts: in a very narrow terminal they are wrapped, and not cut."""
 PADDING = 3
 """The width that rich adds to a column."""
 PARTITIONS_SHOWN_MAX = 24
@@ -279,7 +281,7 @@ def render_streams_screen(
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="dim")
     for column in columns:
         justify: Literal["left", "right"] = "right" if column in NUMBER_COLUMNS else "left"
-        table.add_column(column, justify=justify, no_wrap=column != "stream")
+        table.add_column(column, justify=justify, no_wrap=column not in WRAPPED_COLUMNS)
     for row in rows:
         table.add_row(*[row[column] for column in columns])
     return Group(table, *_render_concerns(stream_statuses))

@@ -164,7 +164,10 @@ def test_a_narrow_terminal_does_without_columns_not_without_names(lake: Lake, wi
     )
     said = console.file.getvalue()  # type: ignore[attr-defined]  # it is the text above
     table = said.partition("orders halted")[0]
-    assert all(word in table for word in ("orders", "payments", "needs a person", "time left"))
+    # The narrowest terminal breaks the verdict between its words.
+    words = ("orders", "payments", "needs a", "person", "time left")
+    assert all(word in table for word in words)
+    assert ("needs a person" in table) is (width > 40)
     assert "…" not in table
     assert ("Kafka as of" in table) is (width == 200)
 
