@@ -24,6 +24,7 @@ from seriatim.memory import MemoryDigests
 from seriatim.operations.inspect.diff import DiffResult, diff_records
 from seriatim.operations.inspect.replay import ReplayOutput, ReplayRun
 from seriatim.storage import scratch
+from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.record_query import RecordQuery
 from seriatim.storage.scratch import LayeredState
@@ -109,7 +110,9 @@ def replayed(
     """Fold ranges into a folder, as the command does."""
     refuse_unusable_folder(folder)
     runner = made.stream.table_machine()
-    tools = made.open(runner).with_ports(past_reader=Plainly(made))
+    tools = made.open(runner).with_ports(
+        past_reader=Plainly(made), joiner=ParquetJoiner(LocalStore(made.root), "s")
+    )
     replaying = ReplayRun(
         tools, head_of(made), kit(made, folder, runner), without_state=fresh, messages_max=size
     )
