@@ -10,7 +10,6 @@ from typing import Any
 
 import psutil
 import pytest
-from deltalake import DeltaTable
 
 from seriatim.embedded.cluster import ClusterInfo
 from tests.integration.lab import Lab
@@ -60,62 +59,6 @@ def test_a_run_check_and_verify_on_the_cluster(
     assert "are read on the executors" in there.stderr
     assert there.returncode == 0, there.stderr
     assert json.loads(there.stdout) == json.loads(here.stdout)
-
-
-@pytest.mark.full
-def test_the_heavy_steps_on_the_cluster(
-    lab: Lab, topic: Callable[..., str], spark_cluster: ClusterInfo
-) -> None:
-    """check, publish, compact and repair of one stream on the executors, and of its twin in their own
-    process: the same verdict, rows and files, and verify is content with both.
-    """
-    name = topic(PARTITIONS)
-    lab.send(snapshot_and_updates(name, UPDATES))
-    cluster = {
-        "SERIATIM_SPARK_MASTER": spark_cluster.master,
-        "SERIATIM_SPARK_RECORDS_MIN": "0",
-    }
-    here = answers_of_heavy_steps(lab, "here", name, {})
-    there = answers_of_heavy_steps(lab, "there", name, cluster)
-    for key in ("verdict", "records", "promises", "expectations"):
-        assert there["check"][key] == here["check"][key]
-    for key in ("partitions", "rows_written", "files_written"):
-        assert there["publish"][key] == here["publish"][key]
-    assert compacted_pieces(there) == compacted_pieces(here) != []
-    for stream in ("here", "there"):
-        assert lab.command("verify", stream, "--all").returncode == 0
-    assert records_of(lab, "there", "current") == records_of(lab, "here", "current") != []
-    assert records_of(lab, "there", "records") == records_of(lab, "here", "records") != []
-
-
-def answers_of_heavy_steps(
-    lab: Lab, stream: str, topic_name: str, environment: dict[str, str]
-) -> dict[str, Any]:
-    """Fold, check, publish, compact, lose a file, repair; the JSON of the steps in between."""
-    lab.stream(stream, topic_name)
-    assert lab.command("run", stream, "--messages-max", "60").returncode == 0
-    answers = {}
-    for step in ("check", "publish", "compact"):
-        done = lab.command(step, stream, "--json", **environment)
-        assert done.returncode == 0, done.stderr
-        assert ("on the executors" in done.stderr) == bool(environment), done.stderr
-        answers[step] = json.loads(done.stdout)
-    min((lab.root(stream) / "records" / topic_name / "1").glob("compact-*.parquet")).unlink()
-    repaired = lab.command("repair", stream, "--apply", **environment)
-    assert repaired.returncode == 0, repaired.stderr
-    return answers
-
-
-def compacted_pieces(answers: dict[str, Any]) -> list[tuple[Any, ...]]:
-    """What was compacted, without the names of entries."""
-    pieces = answers["compact"]["pieces"]
-    return [(one["partition"], one["what"], one["files"], one["into"]) for one in pieces]
-
-
-def records_of(lab: Lab, stream: str, table: str) -> list[dict[str, Any]]:
-    """The rows of a table, in an order of its own."""
-    rows = DeltaTable(lab.root(stream) / table).to_pyarrow_dataset().to_table(use_threads=False)
-    return sorted(rows.to_pylist(), key=str)
 
 
 def sizes_by_partition(lab: Lab) -> dict[int, list[int]]:
