@@ -62,6 +62,10 @@ class SchemaRegistryServer:
             f"-Dquarkus.http.host={HOST}",
             f"-Dquarkus.http.port={self.port}",
             f"-Dapicurio.datasource.url=jdbc:h2:file:{self.folder / 'schemas'}",
+            # It would open twenty connections, and give up after five seconds on a busy machine.
+            "-Dapicurio.datasource.jdbc.initial-size=1",
+            "-Dapicurio.datasource.jdbc.min-size=1",
+            "-Dquarkus.datasource.h2.jdbc.acquisition-timeout=120S",
         ]
         java_program = java.find_java(config.child_environment())
         self.folder.mkdir(parents=True, exist_ok=True)
