@@ -30,7 +30,7 @@ from seriatim.engine.machine import Runner
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Bounds, BoundsByPartition, OffsetRange, Partition
 from seriatim.engine.session import STORED_FIELDS, Session, SessionsByName, SwappedRanges
-from seriatim.errors import IntegrityError, ensure
+from seriatim.errors import ConfigError, IntegrityError, ensure
 from seriatim.ledger.entries import (
     AcceptEntry,
     Entry,
@@ -845,6 +845,28 @@ class LossDetector:
             if proof.until > start and self._has_to_be_counted(proof):
                 proofs.append(proof)
         return proofs
+
+
+def require_same_topic(
+    stream: str, partition: Partition, account: Account, bounds: Bounds | None
+) -> Bounds:
+    """The bounds of a partition that is folded again. A topic that is gone, or was created again,
+    is refused: what can be read now are not the messages that were folded.
+    """
+    if bounds is None:
+        loss = "its topic is not in Kafka, or matches no more"
+        raise lost_messages_error(stream, partition, loss)
+    if bounds.topic_id != account.topic_id:
+        raise recreated_topic_error(stream, partition)
+    return bounds
+
+
+def recreated_topic_error(stream: str, partition: Partition) -> ConfigError:
+    """The topic of a partition was created again: nothing of it can be folded again."""
+    return ConfigError(
+        f"{stream}: topic {partition.topic} was made again: what was folded cannot be read any more",
+        next=f'seriatim accept {stream} {partition.topic} --because "…" begins its new life',
+    )
 
 
 def lost_messages_error(

@@ -51,6 +51,8 @@ from seriatim.operations.rewind import (
     RewindChooser,
     StateFileCheck,
     lost_messages_error,
+    recreated_topic_error,
+    require_same_topic,
 )
 from seriatim.ports import OpenStream
 
@@ -861,7 +863,9 @@ class RepairPlanner:
         request = damage.request
         partition = request.partition
         account = self.account(partition)
-        bounds = self._checked_bounds(partition)
+        bounds = require_same_topic(
+            self.stream_name, partition, account, self.bounds.get(partition)
+        )
         frontier = self._frontier_after_refold(account, bounds)
         is_log_cut = frontier < account.frontier
         if is_log_cut and not follows_cut_log:
@@ -892,31 +896,12 @@ class RepairPlanner:
             rebuilds_state=rebuilds_state,
         )
 
-    def _checked_bounds(self, partition: Partition) -> Bounds:
-        """The bounds of a partition. A topic that is gone, or was created again, is refused."""
-        bounds = self.bounds.get(partition)
-        if bounds is None:
-            loss = "its topic is not in Kafka, or matches no more"
-            raise lost_messages_error(self.stream_name, partition, loss)
-        recreated = self._recreated_topic_error(partition)
-        if recreated is not None:
-            raise recreated
-        return bounds
-
     def _recreated_topic_error(self, partition: Partition) -> ConfigError | None:
-        """The error that says that a topic was created again; None if it was not.
-
-        Nothing of such a partition can be folded again.
-        """
+        """The error that says that a topic was created again; None if it was not."""
         bounds = self.bounds.get(partition)
         if bounds is None or bounds.topic_id == self.account(partition).topic_id:
             return None
-        return ConfigError(
-            f"{self.stream_name}: topic {partition.topic} was made again: what was folded cannot be"
-            " read any more",
-            next=f'seriatim accept {self.stream_name} {partition.topic} --because "…" begins its'
-            " new life",
-        )
+        return recreated_topic_error(self.stream_name, partition)
 
     def _cut_log_error(self, partition: Partition, account: Account, end: int) -> IntegrityError:
         return IntegrityError(

@@ -7,7 +7,8 @@ The steps, and what a crash after each step leaves:
 2. Hold: the partitions are reserved. Slices of other partitions go on.         A hold.
 3. Plan again, under the hold: a plan that was approved ten slices ago is
    brought up to date. Only entries that came since are read.                   A hold.
-4. Fold stage by stage, in tasks; compare with the committed state.             Orphans.
+4. Fold stage by stage, in tasks; look at the topics again after each stage;
+   compare with the committed state.                                            Orphans.
 5. Join record files: what was made, and what stays of replaced files.          Orphans.
 6. Commit: records, state and frontiers are replaced at once, epochs are
    raised, the hold is released.                                                All is done.
@@ -93,6 +94,7 @@ from seriatim.operations.rewind import (
     lost_messages_error,
     plan_stages,
     repeat_releases,
+    require_same_topic,
     same_session,
 )
 from seriatim.operations.run import (
@@ -635,14 +637,25 @@ class RepairRun:
                 " changed",
             ) from failure
         for partition, refold in refolds.items():
-            result = results.get(partition)
-            if result is None:
+            if partition not in results:
                 # No message was read in this range: all of it is a hole.
                 tier = open_stream.stream.tier
-                result = result_of_hole(
+                results[partition] = result_of_hole(
                     partition, refold.account, ranges[partition], open_stream.explain, tier
                 )
-            self._take_result(refold, result)
+        self._refuse_other_topics(refolds)
+        for partition, refold in refolds.items():
+            self._take_result(refold, results[partition])
+
+    def _refuse_other_topics(self, refolds: Mapping[Partition, PartitionRefold]) -> None:
+        """Look at the topics again, after a stage was read and before it counts.
+
+        A topic may have been created again while it was read. At the same offsets it has other
+        messages then.
+        """
+        bounds = self.open_stream.log.bounds(self.open_stream.stream.topics)
+        for partition, refold in refolds.items():
+            require_same_topic(self.stream_name, partition, refold.account, bounds.get(partition))
 
     def _find_moved_sessions(
         self,

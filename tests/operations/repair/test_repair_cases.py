@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from msgspec.structs import replace
 
 from seriatim.engine.crash_points import arm
+from seriatim.errors import ConfigError, IntegrityError, SeriatimError
 from seriatim.operations.release import release_session
 from seriatim.operations.repair.damage import RepairRequest, plan_repair
 from seriatim.operations.repair.refold import RepairRun
@@ -20,7 +22,14 @@ from tests.operations.adding_machines import (
     expected_outcome,
     session_states,
 )
-from tests.operations.memory_streams import A0, A1, create_filled_stream, create_stream, send
+from tests.operations.memory_streams import (
+    A0,
+    A1,
+    create_filled_stream,
+    create_stream,
+    kinds,
+    send,
+)
 from tests.operations.repair_helper import (
     assert_equals_clean_fold,
     create_sliced_stream,
@@ -260,3 +269,43 @@ def test_a_run_whose_files_a_repair_made_void_goes_on_without_alarm() -> None:
         "in-a/1": 4,
     }
     assert made.accounts()[A0].epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("point", "is_made_again", "error", "text"),
+    [
+        ("state-loaded", True, ConfigError, "in-a was made again"),
+        ("stage-folded", True, ConfigError, "in-a was made again"),
+        ("state-loaded", False, IntegrityError, "its topic is not in Kafka"),
+    ],
+)
+def test_a_topic_that_changes_during_a_refold_is_refused(
+    point: str, is_made_again: bool, error: type[SeriatimError], text: str
+) -> None:
+    """A topic made again has other messages at the same offsets: none of them may replace what was
+    folded. Nothing is changed, and the next run names the topic.
+    """
+    made = create_sliced_stream()
+    before = (made.sessions(A0), made.rows(A0))
+    points: list[str] = []
+
+    def change_topic(name: str) -> None:
+        points.append(name)
+        if name == point:
+            arm(None)
+            made.kafka.delete("in-a")
+            if is_made_again:
+                made.kafka.create("in-a")
+                send_random_messages(made, 70, seed=2)
+
+    arm(change_topic)
+    try:
+        with pytest.raises(error, match=text):
+            repair(made, 10, ranges={str(A0): (0, 60)})
+    finally:
+        arm(None)
+    assert points[-1] == point
+    assert (made.sessions(A0), made.rows(A0)) == before
+    assert kinds(made)[-2:] == ["hold", "release"]
+    findings = ["re-created"] if is_made_again else []
+    assert [finding.finding for finding in made.run().findings] == findings
