@@ -30,7 +30,7 @@ from bench.meter import Meter
 from seriatim import config, context, stream_files
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.kafka.sending import create_topics
-from seriatim.kafka.spark_reader import MESSAGE_COLUMNS, SparkReader
+from seriatim.kafka.spark_reader import KAFKA_COLUMNS, SparkReader
 from seriatim.operations.run import FoldRun
 from seriatim.ports import ReadOptions
 
@@ -88,7 +88,7 @@ def floor(run: ContenderRun) -> WarmContender:
     def copy(topic: str, folder: Path) -> None:
         reader, ranges = _reader(spark, settings, topic)
         messages = reader.read_ranges(ranges, ReadOptions(average_message_bytes=MESSAGE_BYTES))
-        frame = messages.frame.select(*MESSAGE_COLUMNS)
+        frame = messages.frame.select(*KAFKA_COLUMNS)
         frame.write.option("compression", "zstd").parquet(str(folder))
 
     def answer_of_floor() -> dict[str, Any]:

@@ -35,7 +35,10 @@ def test_every_file_names_the_same_versions_of_python() -> None:
     readme = re.sub(r"\s+", " ", (ROOT / "README.md").read_text())
     resolved = " and ".join(RESOLVED_VERSIONS)
     assert f"You need Python {RUN_VERSION}, " in readme
-    assert f"(For {resolved} all packages exist. On {FAST_VERSION} only the fast tests were run" in readme
+    assert (
+        f"(For {resolved} all packages exist. On {FAST_VERSION} only the fast tests were run"
+        in readme
+    )
 
 
 @pytest.mark.full

@@ -188,7 +188,7 @@ def test_a_repair_shows_how_a_lost_file_is_made_again_and_with_apply_does_it(
     (lost,) = tmp_path.rglob("records/in-a/0/*.parquet")
     lost.unlink()
     verified = command("verify", "s", "--all")
-    advice = "`seriatim repair s` shows how it is made again from Kafka, and with --apply does it;"
+    advice = "`seriatim repair s` shows how it is made again from Kafka, and does it with --apply;"
     assert advice in flat(verified.out + verified.err)
     assert "nothing was changed" in command("repair", "s", "--partition", "in-a/0").out
     assert command("verify", "s", "--all").code == 3

@@ -179,7 +179,7 @@ def test_verify_and_status_read_every_version(tmp_path: Path) -> None:
     head = one.ledger.head("s")
 
     def shown(name: str) -> dict[str, Any]:
-        (found,) = session_states(one.stream, one.runner, head.ledger, one.files, name)
+        (found,) = session_states(one.runner, head.ledger, one.files, name)
         return found
 
     assert (shown("s02")["state"], shown("s02")["state_version"]) == ({"n": 5, "doubled": True}, 2)

@@ -273,14 +273,14 @@ def test_records_that_were_written_wrong_are_found_by_both(
     made.send("in-a/0", "x", 2, 3)
     add = ParquetFileWriter.add
 
-    def wrong(self: ParquetFileWriter, batch: pa.RecordBatch, *rest: Any) -> None:
+    def wrong(self: ParquetFileWriter, batch: pa.RecordBatch, **rest: Any) -> None:
         if column in batch.schema.names:
             number = batch.schema.get_field_index(column)
             values = batch.column(number).to_pylist()
             values[-1] = value
             wrong_values = pa.array(values).cast(batch.column(number).type)
             batch = batch.set_column(number, batch.schema.field(number), wrong_values)
-        add(self, batch, *rest)
+        add(self, batch, **rest)
 
     with monkeypatch.context() as patched:
         patched.setattr(ParquetFileWriter, "add", wrong)

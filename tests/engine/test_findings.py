@@ -173,7 +173,8 @@ def test_of_a_session_a_snapshot_is_the_first_advice(kind: str) -> None:
     assert advice.startswith("ask the producer for a snapshot of the session")
     before_repair, _, _ = advice.partition("seriatim repair ")
     assert any(
-        word in before_repair for word in ("if the machine was wrong", "unless tier", "release")
+        word in before_repair
+        for word in ("if the machine was wrong", "if the decoder", "unless tier", "release")
     )
 
 

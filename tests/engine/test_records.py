@@ -23,7 +23,6 @@ from seriatim.storage.record_files import record_schema
 
 ROOT = Path(__file__).parents[2]
 OTHER_TABLES = {
-    "seriatim/cli/gaps.py": "the columns of gaps that a person sees",
     "seriatim/cli/status.py": "the columns of sessions that a person sees",
     "seriatim/kafka/spark_reader.py": "the columns of Spark's Kafka source",
     "seriatim/kafka/task_reader.py": "the same columns, read without Spark",

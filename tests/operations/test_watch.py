@@ -133,7 +133,7 @@ def test_a_hold_is_brought_to_mind() -> None:
     (held,) = watched(made).concerns
     assert (held.kind, held.text) == (
         "held",
-        "held by repair id-1 since 1970-01-01 00:00 UTC: seriatim repair s --partition in-a/0",
+        "held by repair id-1 since 1970-01-01 00:00:00 UTC: seriatim repair s --partition in-a/0",
     )
     assert "seriatim repair s --resume id-1" in held.next
     assert "seriatim repair s --abandon id-1" in held.next
