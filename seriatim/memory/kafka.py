@@ -293,8 +293,8 @@ class MemoryKafka:
     def read(self, partition: Partition, offset_range: OffsetRange) -> list[MemoryMessage]:
         """The messages of a range. `SourceFailedError` if a part of the range is gone."""
         topic = self.topics.get(partition.topic)
-        if topic is None:
-            raise SourceFailedError(f"{partition}: the topic is gone")
+        if topic is None or partition.number >= len(topic.messages):
+            raise SourceFailedError(f"{partition}: there is no such partition")
         log = topic.messages[partition.number]
         log_start = topic.log_starts[partition.number]
         if not log_start <= offset_range.start <= offset_range.end <= len(log):
@@ -314,8 +314,8 @@ class MemoryBatches:
     def __call__(self, partition: Partition, hole: OffsetRange) -> list[ExplainedRange]:
         """Every offset of the hole with its cause."""
         topic = self.kafka.topics.get(partition.topic)
-        if topic is None:
-            raise PlatformError(f"{partition}: the topic is gone", next="run again")
+        if topic is None or partition.number >= len(topic.messages):
+            raise PlatformError(f"{partition}: there is no such partition", next="run again")
         log = topic.messages[partition.number]
         log_start = topic.log_starts[partition.number]
         batches = []

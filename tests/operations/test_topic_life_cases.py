@@ -6,10 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pytest
 from msgspec import Struct
 
 from seriatim import Machine
-from seriatim.engine.offsets import Partition
+from seriatim.engine.files import SourceFailedError
+from seriatim.engine.offsets import OffsetRange, Partition
+from seriatim.errors import PlatformError
 from seriatim.testing import fold
 from tests.operations.memory_streams import A0, create_filled_stream, create_stream, send
 
@@ -30,6 +33,17 @@ def test_a_topic_made_again_with_more_partitions_waits_whole() -> None:
     }
     assert outcome.messages == 0
     assert made.run().findings == []
+
+
+def test_reading_a_partition_that_the_new_topic_lacks_fails_as_a_source_does() -> None:
+    """The topic in memory was made again with fewer partitions while a run read it."""
+    made = create_filled_stream(2)
+    made.kafka.delete("in-a")
+    made.kafka.create("in-a", 1)
+    with pytest.raises(SourceFailedError, match="in-a/1: there is no such partition"):
+        made.kafka.read(Partition("in-a", 1), OffsetRange(0, 1))
+    with pytest.raises(PlatformError, match="in-a/1: there is no such partition"):
+        made.explain(Partition("in-a", 1), OffsetRange(0, 1))
 
 
 def test_a_topic_deleted_with_unread_messages_is_a_finding() -> None:
