@@ -152,7 +152,14 @@ def render_plan_markdown(plan: dict[str, Any]) -> str:
 def _wrap_line(line: str) -> str:
     """The line in pieces that fit. A longer one would push the buttons out of Airflow's panel."""
     margin = " " * (FACT_MARGIN if line.startswith("  ") else 4)
-    return textwrap.fill(line, PLAN_WIDTH_MAX, subsequent_indent=margin, replace_whitespace=False)
+    return textwrap.fill(
+        line,
+        PLAN_WIDTH_MAX,
+        subsequent_indent=margin,
+        replace_whitespace=False,
+        # Names of topics and files have hyphens. They are copied from here.
+        break_on_hyphens=False,
+    )
 
 
 def _hold_lines(hold: dict[str, Any], *, is_resumed: bool) -> list[str]:

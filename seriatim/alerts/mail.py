@@ -393,10 +393,15 @@ def _repair_link(finding: Finding, context: MailContext) -> str:
         values["partition"] = finding.partition_name
     if finding.session is not None:
         values["session"] = finding.session
-    if finding.can_go_forward:
-        # Without it the partition would wait at the same offset again.
+    # What is expired cannot be read any more. A message that could not be decoded may be readable by
+    # now, and forward would lose it.
+    is_gone = finding.finding == "expired"
+    if is_gone:
         values["forward"] = True
-    return _repair_form(context, values)
+    form = _repair_form(context, values)
+    if form and finding.can_go_forward and not is_gone:
+        form += '\nor with "forward":true to go on without it'
+    return form
 
 
 def _repair_form(context: MailContext, values: Mapping[str, str | bool]) -> str:

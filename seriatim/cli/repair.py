@@ -338,7 +338,7 @@ def run_repair(
             has_work = bool(plan.actions or plan.deleted_files or plan.resumed_hold)
             if not apply or not has_work:
                 if plan.notes or not has_resumed:
-                    print_result(PlannedRepair(plan, apply_command, apply and bool(approval)))
+                    print_result(PlannedRepair(plan, apply_command))
                 return
             _apply_plan(open_stream, plan, approval=approval, messages_max=messages_max)
             if plan.request == request:
@@ -454,8 +454,6 @@ class PlannedRepair(CommandResult):
     plan: RepairPlan
     apply_command: str
     """What a person types to apply it."""
-    is_approved: bool = False
-    """Whether a person approved it. Nothing is left to do then, and what else is damaged fails no repair."""
 
     def to_json(self) -> JsonObject:
         """The plan, with one object for each action."""
@@ -494,7 +492,7 @@ class PlannedRepair(CommandResult):
 
     def error(self) -> SeriatimError | None:
         """Damage that the plan does not repair."""
-        return None if self.is_approved else _error_of_notes(self.plan)
+        return _error_of_notes(self.plan)
 
     def _action_lines(self) -> list[str]:
         """What would be done, what would not be repaired, and how to apply the plan."""
@@ -650,8 +648,8 @@ class AppliedRepair(CommandResult):
     result: RefoldResult
     findings: list[Finding]
     is_approved: bool = False
-    """Whether a person approved the plan. Then it was done, and damage beside it fails no repair: it was
-    in the plan that the person read, or it is new, and runs report what is new.
+    """Whether a person approved the plan. Then it was done, and damage beside it does not fail the
+    repair: the plan that the person read names it. Findings that are new do.
     """
 
     def to_json(self) -> JsonObject:

@@ -287,7 +287,7 @@ class GapMark(
     """The topic id, if the gap is in the topic's earlier life. Empty: the topic id of the change."""
 
 
-LASTING_FINDINGS = ("sequence gap", "repeat", "disorder")
+LASTING_FINDINGS = ("sequence gap", "repeat", "disorder", "moved session")
 """Findings of a session that the same messages give again: folding them again does not help."""
 FORWARD = ("expired", "poison")
 """Keys of the advice that offers `repair --forward`."""
@@ -296,7 +296,6 @@ REPAIRABLE = (
     "gap",
     "truncated",
     "session",
-    "moved session",
     "precondition",
     "raised",
     "check",
@@ -316,8 +315,10 @@ FINDING_ADVICE = {
     "truncated": "ask what happened to the topic's log (restored broker, unclean leader election?). The partition\n"
     "waits, the others go on. To follow the log back to where it ends now:\n"
     "seriatim repair {stream} --partition {place}",
-    "poison": "the partition waits at this message, the others go on. Look at it with Kafka's own tools. To go on\n"
-    "without it, with the gap published: seriatim repair {stream} --partition {place} --forward --apply",
+    "poison": "the partition waits at this message, the others go on. Look at it with Kafka's own tools. If the\n"
+    "decoder, the schema registry or the stream file was changed since, so that it can be read:\n"
+    "seriatim repair {stream} --partition {place} --apply\n"
+    "To go on without it, with the gap published: seriatim repair {stream} --partition {place} --forward --apply",
     "passed": "look at the producer if it happens often; nothing waits for you. `seriatim gaps {stream}` says which\n"
     "output is not to be trusted, until the session's next snapshot",
     "skipped": "look at the producer: the message was passed over, as on_poison in the stream file says",
@@ -336,6 +337,9 @@ FINDING_ADVICE = {
     "disorder": "ask the producer for a snapshot of the session: that makes it right. Folding again finds the\n"
     'disorder again, unless tier = "window" in the stream file puts messages into order; then:\n'
     "seriatim repair {stream}{partition_option}",
+    "moved session": "ask the producer for a snapshot of the session: that makes it right. Its messages go to another\n"
+    "partition now, because partitions were added or the producer chooses them in another way.\n"
+    "Folding again finds the same",
     "snapshot distance": "ask the producer for snapshots at the agreed distance: one lost message spoils the session\n"
     "until its next one. Nothing is wrong yet; alerts.snapshot_distance_max_minutes has the agreed distance",
     "time left": "`seriatim run {stream}` folds what waits; `seriatim status {stream}` says if it waits for a person.\n"
@@ -350,7 +354,7 @@ FINDING_ADVICE = {
     'If it is right as it is: seriatim accept {stream} --sequence {sequence} --because "…"',
     "doubtful": "look at it when there is time: a warning holds nothing back. Its severity is in the suite named above",
 }
-for _kind in ("moved session", "precondition", "raised"):
+for _kind in ("precondition", "raised"):
     FINDING_ADVICE[_kind] = FINDING_ADVICE["session"]
 
 

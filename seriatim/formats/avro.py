@@ -65,7 +65,8 @@ class AvroSchema:
             self.parsed: Any = fastavro.parse_schema(
                 msgspec.json.decode(registered.schema), self.named
             )
-            self._read = reader_of(self.parsed, self.named)
+            # With a schema of the reader, fastavro converts what is left after resolution.
+            self._read = reader_of(self.parsed, self.named, converts=reader is None)
         except UNREADABLE as error:
             raise UnreadableSchemaError(f"it is no schema of Avro: {error}") from None
         self._reader_schema = reader
@@ -92,7 +93,7 @@ class AvroSchema:
             # The value of a union begins with the number of its branch.
             branch, _ = read_long(value, HEADER_BYTES)
             return _short_name(self.resolve(self.parsed[branch])), record
-        return _short_name(self.parsed), record
+        return _short_name(self.resolve(self.parsed)), record
 
     def resolve(self, schema: Any) -> Any:
         """A type by its definition, where it is only named."""

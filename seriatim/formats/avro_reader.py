@@ -24,15 +24,19 @@ exceptions if they do not fit.
 """
 
 NUMBER_BITS = 64
+INT_LIMIT = 1 << 31
 FLOAT = struct.Struct("<f")
 DOUBLE = struct.Struct("<d")
 
 
-def reader_of(schema: Any, named: Mapping[str, Any]) -> ReadAvro:
+def reader_of(schema: Any, named: Mapping[str, Any], *, converts: bool = True) -> ReadAvro:
     """The function that reads values of a schema, as fastavro has parsed it. `named` has its named
     types. Raises `LookupError` for a type that is not known.
+
+    Without `converts` dates, decimals and so on stay numbers and bytes: whoever only looks whether
+    the bytes fit does not refuse a date that Python does not know.
     """
-    return _ReaderFactory(named).reader(schema)
+    return _ReaderFactory(named, converts=converts).reader(schema)
 
 
 def read_long(content: bytes, position: int) -> tuple[int, int]:
@@ -53,6 +57,14 @@ def read_long(content: bytes, position: int) -> tuple[int, int]:
     if number >> NUMBER_BITS:
         raise ValueError("a number has more than 64 bits")
     return (number >> 1) ^ -(number & 1), position
+
+
+def read_int(content: bytes, position: int) -> tuple[int, int]:
+    """A whole number of 32 bits."""
+    number, position = read_long(content, position)
+    if not -INT_LIMIT <= number < INT_LIMIT:
+        raise ValueError(f"an int is {number}")
+    return number, position
 
 
 def read_bytes(content: bytes, position: int) -> tuple[bytes, int]:
@@ -112,7 +124,7 @@ def read_double(content: bytes, position: int) -> tuple[float, int]:
 PRIMITIVES: Mapping[str, ReadAvro] = {
     "null": read_null,
     "boolean": read_boolean,
-    "int": read_long,
+    "int": read_int,
     "long": read_long,
     "float": read_float,
     "double": read_double,
@@ -124,8 +136,9 @@ PRIMITIVES: Mapping[str, ReadAvro] = {
 class _ReaderFactory:
     """Makes the readers of one schema."""
 
-    def __init__(self, named: Mapping[str, Any]) -> None:
+    def __init__(self, named: Mapping[str, Any], *, converts: bool) -> None:
         self._named = named
+        self._converts = converts
         self._named_readers: dict[str, ReadAvro] = {}
 
     def reader(self, schema: Any) -> ReadAvro:
@@ -136,14 +149,15 @@ class _ReaderFactory:
             return PRIMITIVES.get(schema) or self._named_reader(schema)
         kind = schema["type"]
         if kind in ("record", "error", "enum", "fixed"):
-            read = self._named_reader(schema["name"])
-        elif kind == "array":
+            # Its logical type belongs to its definition: other places have only its name.
+            return self._named_reader(schema["name"])
+        if kind == "array":
             read = _array_reader(self.reader(schema["items"]))
         elif kind == "map":
             read = _map_reader(self.reader(schema["values"]))
         else:
             read = self.reader(kind)
-        return _logical_reader(read, schema)
+        return self._logical_reader(read, schema)
 
     def _named_reader(self, name: str) -> ReadAvro:
         """The reader of a named type. A record may contain itself: the reader inside it finds the
@@ -166,27 +180,27 @@ class _ReaderFactory:
         if kind == "enum":
             return _enum_reader(schema["symbols"])
         if kind == "fixed":
-            return _fixed_reader(schema["size"])
+            return self._logical_reader(_fixed_reader(schema["size"]), schema)
         return _record_reader(
             [(field["name"], self.reader(field["type"])) for field in schema["fields"]]
         )
 
+    def _logical_reader(self, read: ReadAvro, schema: Mapping[str, Any]) -> ReadAvro:
+        """A reader that makes a date, a decimal and so on of what another has read. The names of
+        these types, and what becomes of them, are fastavro's.
+        """
+        if not self._converts or "logicalType" not in schema:
+            return read
+        convert = LOGICAL_READERS.get(f"{schema['type']}-{schema['logicalType']}")
+        if convert is None:
+            return read
+        definition = dict(schema)
 
-def _logical_reader(read: ReadAvro, schema: dict[str, Any]) -> ReadAvro:
-    """A reader that makes a date, a decimal and so on of what another has read. The names of these
-    types, and what becomes of them, are fastavro's.
-    """
-    if "logicalType" not in schema:
-        return read
-    convert = LOGICAL_READERS.get(f"{schema['type']}-{schema['logicalType']}")
-    if convert is None:
-        return read
+        def read_logical(content: bytes, position: int) -> tuple[Any, int]:
+            value, position = read(content, position)
+            return convert(value, definition, None), position
 
-    def read_logical(content: bytes, position: int) -> tuple[Any, int]:
-        value, position = read(content, position)
-        return convert(value, schema, None), position
-
-    return read_logical
+        return read_logical
 
 
 def _record_reader(fields: Sequence[tuple[str, ReadAvro]]) -> ReadAvro:

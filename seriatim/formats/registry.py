@@ -23,6 +23,7 @@ import hashlib
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Protocol
 from urllib import request as http
@@ -54,6 +55,8 @@ of garbage has many of them.
 """
 UNKNOWN_ID_PAUSE_SECONDS = 5
 ANSWER_BYTES_MAX = 16 << 20
+LOST_ANSWER = (OSError, ValueError, HTTPException)
+"""Errors of a connection that was lost, or whose other end does not speak as a registry does."""
 REFERENCES_MAX = 1000
 
 
@@ -311,7 +314,7 @@ class Registry:
                         next="name the authority's certificate in ca_file of the registry",
                     ) from None
                 problem = str(error.reason)
-            except (OSError, ValueError) as error:  # a lost connection, or no answer of a registry
+            except LOST_ANSWER as error:
                 problem = str(error) or type(error).__name__
         raise PlatformError(
             f"the schema registry {self.url} cannot be asked: {problem}",
@@ -382,7 +385,7 @@ def _reason_of(error: HTTPError) -> str:
     """What the registry says about its refusal, after a colon; empty if that is nothing readable."""
     try:
         answer = msgspec.json.decode(error.read(ANSWER_BYTES_MAX), type=_Refusal)
-    except (OSError, msgspec.MsgspecError):
+    except LOST_ANSWER:
         return ""
     return f": {answer.message[:REASON_LENGTH_MAX]}" if answer.message else ""
 

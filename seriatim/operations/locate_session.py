@@ -14,9 +14,16 @@ from seriatim.ledger.model import Ledger
 
 
 def locate_session(
-    state: StateStore, ledger: Ledger, name: str, topic: str | None = None
+    state: StateStore,
+    ledger: Ledger,
+    name: str,
+    topic: str | None = None,
+    *,
+    further_advice: str = "",
 ) -> list[Partition]:
-    """The partitions that have state of a session. A session that none of them has is refused."""
+    """The partitions that have state of a session. A session that none of them has is refused;
+    `further_advice` is what else the caller's command can do then.
+    """
     partitions = []
     for partition in ledger.known_partitions():
         if topic not in (None, partition.topic):
@@ -29,6 +36,5 @@ def locate_session(
     raise ConfigError(
         f"{ledger.stream}: there is no session {name!r}{in_topic} at entry {ledger.sequence}",
         next=f"check the name; `seriatim status {ledger.stream}` shows the topics and the sessions in"
-        " quarantine;\na session whose messages never had an effect is found by"
-        " --partition TOPIC/NUMBER",
+        f" quarantine{further_advice}",
     )

@@ -71,6 +71,10 @@ def test_what_can_be_left_behind_is_said_for_the_form_as_well() -> None:
     """Of an expired range or a poisonous message; no other finding has that way out."""
     mail = compose_mail(Alert(findings=[replace(GAP, finding="expired")]), PLACE, 0.0)
     assert '"partition":"prefix-a/3","forward":true}\n' in mail.text
+    # A message that could not be decoded may be readable by now: forward would lose it.
+    poison = compose_mail(Alert(findings=[replace(GAP, finding="poison")]), PLACE, 0.0)
+    assert '"partition":"prefix-a/3"}\n' in poison.text
+    assert 'or with "forward":true to go on without it' in poison.text
     without = compose_mail(Alert(findings=[GAP]), PLACE, 0.0)
     assert "forward" not in without.text
 

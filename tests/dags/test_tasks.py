@@ -180,7 +180,8 @@ def planned(parts, notes, well=()):
         return str(skipped)
 notes_left = notes
 answers['a_plan_of_a_repair_is_shown_with_what_it_leaves'] = [
-    planned([part], ["b/1 needs its topic back"]), planned([], ["b/1 needs its topic back"]), planned([], []),
+    planned([part], ["b/1 needs its topic back", "orders-of-the-whole-of-europe-and-of-the-west/1 waits"]),
+    planned([], ["b/1 needs its topic back"]), planned([], []),
     planned([], [], [{"says": "session s in a/0 is already well since offset 4, by its snapshot"}]),
 ]
 from seriatim.airflow.repair import ApproveOperator
@@ -450,6 +451,8 @@ def test_a_plan_of_a_repair_is_shown_with_what_it_leaves(answers: dict[str, Any]
     # A longer line pushes the buttons out of the panel in which Airflow shows it.
     assert max(map(len, plan["text"].splitlines())) <= 64
     assert "\nReject    changes nothing" in plan["text"]
+    # Names are copied from here, so no line ends within one.
+    assert "orders-of-the-whole-of-europe-and-of-the-west" in plan["text"]
     assert "not repaired by this: b/1 needs its topic back" in plan["text"]
     assert error == ["IntegrityError", "orders: no repair can fix the damage"]
     assert "b/1 needs its topic back" in left[0][3]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from decimal import Decimal
 from typing import Any
 
 import fastavro
@@ -139,3 +140,45 @@ def test_an_array_in_blocks_with_their_sizes_is_read() -> None:
     parsed = fastavro.parse_schema({"type": "array", "items": "long"})
     content = b"\x03\x04\x02\x04" + b"\x02\x06" + b"\x00"
     assert reader_of(parsed, {})(content, 0) == ([1, 2, 3], len(content))
+
+
+def test_a_named_type_has_its_logical_type_wherever_it_is_used() -> None:
+    """It is said once, at the definition; other fields have the name alone."""
+    money = {
+        "type": "fixed",
+        "name": "Money",
+        "size": 8,
+        "logicalType": "decimal",
+        "precision": 10,
+        "scale": 2,
+    }
+    fields = [
+        {"name": "a", "type": money},
+        {"name": "b", "type": "Money"},
+        {"name": "c", "type": ["null", "Money"]},
+    ]
+    schema = {"type": "record", "name": "R", "fields": fields}
+    schemas = MemorySchemas()
+    header = schemas.register(schema)
+    record = {"a": Decimal("1.25"), "b": Decimal("2.50"), "c": Decimal("3.50")}
+    written = io.BytesIO()
+    fastavro.schemaless_writer(written, fastavro.parse_schema(schema), record)
+    decoded = AvroDecoder(schemas).to_plain(header + written.getvalue())
+    assert decoded == {**record, "type": "R"}
+
+
+def test_a_field_that_the_reader_drops_is_not_converted() -> None:
+    """A date that Python does not know is no fault of a message whose reader does not ask for it."""
+    infinity = {"type": "long", "logicalType": "timestamp-micros"}
+    fields = [{"name": "a", "type": "int"}, {"name": "old", "type": infinity}]
+    schemas = MemorySchemas()
+    header = schemas.register({"type": "record", "name": "R", "fields": fields})
+    reader = {"type": "record", "name": "R", "fields": fields[:1]}
+    decoder = AvroDecoder(schemas, parse_reader_schema(json.dumps(reader).encode()))
+    written = io.BytesIO()
+    plain = {"type": "record", "name": "R", "fields": [fields[0], {"name": "old", "type": "long"}]}
+    fastavro.schemaless_writer(
+        written, fastavro.parse_schema(plain), {"a": 1, "old": 9223372036825200000}
+    )
+    (result,) = decoder.to_plain_values([header + written.getvalue()])
+    assert result == {"a": 1, "type": "R"}

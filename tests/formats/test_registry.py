@@ -163,6 +163,18 @@ def test_a_registry_that_fails_is_platform_trouble(
         open_registry(server, tmp_path).schema(1)
 
 
+@pytest.mark.parametrize("status", [200, 503])
+def test_an_answer_that_is_cut_off_is_platform_trouble(
+    server: RegistryServer, tmp_path: Path, status: int
+) -> None:
+    """As a proxy does that loses its registry: no message may become poison by it."""
+    server.put(1, RECORD)
+    server.statuses = [status] * 10
+    server.is_cut_off = True
+    with pytest.raises(PlatformError, match="cannot be asked"):
+        open_registry(server, tmp_path).schema(1)
+
+
 def test_a_registry_that_is_not_there_is_platform_trouble(tmp_path: Path) -> None:
     """It names the address and the reason."""
     with socket.socket() as taken:

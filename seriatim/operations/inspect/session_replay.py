@@ -54,6 +54,10 @@ from seriatim.ports import OpenStream, ProgressCallback
 ENTRIES_READ_FIRST = 64
 """How many of the newest ledger entries are read before all of them are."""
 
+FIND_BY_PARTITION = (
+    ";\na session whose messages never had an effect is found by --partition TOPIC/NUMBER"
+)
+
 
 class SessionLocation(Struct, kw_only=True):
     """The partition of a session, and the session as it was saved there."""
@@ -80,7 +84,10 @@ def find_session(
         return _location_in_partition(open_stream, head.ledger, name, partition)
     stream_name = open_stream.stream.name
     sessions: dict[Partition, Session] = {}
-    for candidate in locate_session(open_stream.state, head.ledger, name, topic):
+    candidates = locate_session(
+        open_stream.state, head.ledger, name, topic, further_advice=FIND_BY_PARTITION
+    )
+    for candidate in candidates:
         account = head.ledger.partitions[str(candidate)]
         sessions[candidate] = open_stream.state.load(account.state, [name])[name]
     topics = sorted({session_partition.topic for session_partition in sessions})
