@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from io import StringIO
@@ -25,6 +26,8 @@ from tests.web.streams_on_disk import Lake, create_troubled_stream
 def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
     """A stream in trouble and one that is well, as the command line finds them."""
     made = Lake(tmp_path)
+    # `top` says by the real clock how old a look is, and how much of the time left is gone since.
+    made.now = time.time()
     worlds: dict[str, Any] = {
         "orders": create_troubled_stream(made),
         "payments": made.stream("payments", slices=1),
