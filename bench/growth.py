@@ -109,7 +109,7 @@ def fold_batches(
     )
     task_context = context.task_context(file, {}, count)
     result = read_result(run_task(work, message_batches(batches), task_context))
-    if result.findings or result.raised_sessions:
+    if result.findings or result.half_changed_sessions:
         raise SystemExit(f"the data is not in order, so the figures mean nothing: {result}")
     return result
 

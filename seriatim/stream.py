@@ -277,7 +277,7 @@ TYPE_NAMES: dict[type, str] = {
     msgspec.inspect.IntType: "a whole number",
     msgspec.inspect.BoolType: "true or false",
     msgspec.inspect.VarTupleType: "a list of texts",
-    msgspec.inspect.DictType: "a table of column = type",
+    msgspec.inspect.DictType: "a table of column = text",
 }
 """How errors name the type of a field. All other fields are texts."""
 RESERVED_NAMES = ("seriatim_compact", "seriatim_repair", "seriatim_watch")
@@ -302,8 +302,12 @@ def parse_stream(name: str, toml_values: Mapping[str, Any], file_name: str) -> S
     """The stream of a TOML file, checked. `file_name` is the name that errors show."""
     file = _CheckedFile(file_name)
     if not STREAM_NAME.fullmatch(name) or name in RESERVED_NAMES:
-        allowed = f"letters, digits, - and _, at most 64; not {', '.join(RESERVED_NAMES)}"
-        file.refuse("file name", f"{name!r} cannot name a stream", allowed)
+        raise ConfigError(
+            f"{file_name}: file name: {name!r} cannot name a stream",
+            allowed="a letter or a digit, then letters, digits, - and _, together at most 64;"
+            f" not {', '.join(RESERVED_NAMES)}",
+            next=f"rename {file_name}",
+        )
     fields = _parse_section(file, Stream, toml_values, "")
     for key in ("topics", "machine", "output"):
         if key not in fields:
@@ -414,7 +418,9 @@ def _check_decoder(file: _CheckedFile, stream: Stream) -> None:
     if decoder == "protobuf":
         if not stream.protobuf.descriptors:
             problem = "a file of descriptors is missing"
-            allowed = "protoc --include_imports --descriptor_set_out=FILE writes it"
+            allowed = (
+                "the path of a file that protoc --include_imports --descriptor_set_out=FILE writes"
+            )
             file.refuse("protobuf.descriptors", problem, allowed)
     elif stream.protobuf != ProtobufSettings():
         allowed = 'decoder = "protobuf", or no [protobuf]'
@@ -431,14 +437,17 @@ def _check_debezium(file: _CheckedFile, stream: Stream) -> None:
             file.refuse("debezium", problem, allowed)
         return
     if stream.sequence is not None:
-        problem = "positions in the source's log rise, but they do not count: gaps cannot be seen"
+        problem = (
+            "positions in the source's log rise, but they do not count messages one by one:"
+            " a gap cannot be seen"
+        )
         file.refuse("sequence", problem, "no sequence with decoder debezium")
     if stream.session_field is not None:
         file.refuse("session", f"found {stream.session!r}", '"key" or "partition"')
     for name, path in stream.debezium.metadata.items():
         if name not in stream.table.columns or name in stream.table.key:
             problem = f"{name} is no column of the table beside its key"
-            file.refuse("debezium.metadata", problem, "columns of [table] columns")
+            file.refuse("debezium.metadata", problem, "columns of [table] that are not in its key")
         if not METADATA_PATH.fullmatch(path):
             allowed = "source.NAME, transaction.NAME, op, ts_ms, ts_us or ts_ns"
             file.refuse("debezium.metadata", f"{name} = {path!r}", allowed)
@@ -460,13 +469,13 @@ def _check_names(file: _CheckedFile, stream: Stream) -> None:
     names = (("kafka", stream.kafka), ("store", stream.store), ("registry", stream.registry))
     for key, name in names:
         if name and not CONNECTION_NAME.fullmatch(name):
-            file.refuse(key, f"found {name!r}", "letters, digits and _, at most 32")
+            file.refuse(key, f"found {name!r}", "a letter, then letters, digits and _, at most 32")
     _check_requests(file, stream.snapshot_requests)
     partition_by = stream.output.partition_by
     is_known = set(partition_by) <= {"topic", "partition"}
     is_unique = len(set(partition_by)) == len(partition_by)
     if not is_known or not is_unique:
-        allowed = "[], topic and partition, each once"
+        allowed = '[], or a list of "topic" and "partition", each at most once'
         file.refuse("output.partition_by", f"found {list(partition_by)}", allowed)
 
 
@@ -490,8 +499,10 @@ def _check_session_and_sequence(file: _CheckedFile, stream: Stream) -> None:
     if stream.session not in ("key", "partition") and not is_field:
         file.refuse("session", f"found {stream.session!r}", '"key", "partition" or "field:NAME"')
     if stream.sequence == "":
-        file.refuse("sequence", "empty", "a field of the message; leave the key out for none")
-    # Debezium's repeats are told by their positions, but not what is missing or swapped.
+        file.refuse(
+            "sequence", "empty", "a field of the message; if there is none, leave `sequence` out"
+        )
+    # Debezium's positions show what is a repeat, but not what is missing or swapped.
     has_positions = stream.decoder == "debezium" and stream.machine == "table"
     needs_sequence = ("order", "window") if has_positions else ("once", "order", "window")
     if stream.tier in needs_sequence and stream.sequence is None:
@@ -611,9 +622,12 @@ def _check_message_fields(file: _CheckedFile, stream: Stream) -> None:
     for key, name in fields.items():
         if name is None:
             continue
-        if not name or name in uses:
-            problem = f"the message field {name!r} is also {uses.get(name, 'empty')}"
-            file.refuse(key, problem, "a field of its own")
+        if not name:
+            file.refuse(key, "empty", "the name of a message field")
+        if name in uses:
+            file.refuse(
+                key, f"the message field {name!r} is also {uses[name]}", "a field of its own"
+            )
         uses[name] = key
         column_types = COLUMN_TYPES_OF_FIELD.get(key)
         if column_types is None or name not in columns:

@@ -148,8 +148,8 @@ def test_unknown_keys_are_refused_even_when_nothing_is_close() -> None:
         ("table__before", "yes", "true or false"),
         ("table__key", "id", "a list of texts"),
         ("table__key", [1], "a list of texts"),
-        ("table__columns", ["id"], "a table of column = type"),
-        ("table__columns", {"id": 1}, "a table of column = type"),
+        ("table__columns", ["id"], "a table of column = text"),
+        ("table__columns", {"id": 1}, "a table of column = text"),
         ("output", "lake", "a section [output]"),
         ("slice__messages_max", 0, "1 to 1000000000"),
     ],
@@ -282,9 +282,27 @@ def test_a_pattern_that_takes_for_ever_is_not_tried_when_files_are_read() -> Non
 
 @pytest.mark.parametrize("name", ["", "-x", "a b", "a/b", "ü", "x" * 65])
 def test_a_stream_needs_a_name_that_can_be_one(name: str) -> None:
-    """It becomes part of DAG ids and paths."""
-    with pytest.raises(ConfigError, match="file name"):
+    """It becomes part of DAG ids and paths. The file is to be renamed: nothing in it is wrong."""
+    with pytest.raises(ConfigError, match="file name") as caught:
         parse_stream(name, MINIMAL, "some.toml")
+    assert caught.value.next == "rename some.toml"
+    assert caught.value.fields["allowed"].startswith("a letter or a digit, then letters, digits")
+
+
+def test_a_connection_begins_with_a_letter() -> None:
+    """What is allowed says so, because a digit is refused only there."""
+    error = refused(kafka="1k")
+    assert error.message == "orders.toml: kafka: found '1k'"
+    assert error.fields["allowed"] == "a letter, then letters, digits and _, at most 32"
+    assert parse_stream("orders", given(kafka="k1"), "orders.toml").kafka == "k1"
+
+
+@pytest.mark.parametrize("key", ["table.type_field", "table.rows_field"])
+def test_a_message_field_without_a_name_is_told_as_empty(key: str) -> None:
+    """It is no field that is used twice."""
+    error = refused(**{key.replace(".", "__"): ""})
+    assert error.message == f"orders.toml: {key}: empty"
+    assert error.fields["allowed"] == "the name of a message field"
 
 
 def test_what_the_clock_uses_can_be_set() -> None:

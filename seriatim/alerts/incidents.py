@@ -579,7 +579,7 @@ def _is_already_reported(
     """Whether a failure is not news: the same failure was mailed, or its findings are mailed by
     themselves.
     """
-    if _is_caused_by_findings(failed_run):
+    if is_caused_by_findings(failed_run):
         return _are_findings_reported(open_incidents, alert_state, observation)
     incident = open_incidents.get(_incident_key(failed_run))
     return incident is not None and _failure_key(failed_run) in incident.failures
@@ -626,10 +626,10 @@ def _opens_run_incident(failed_run: Note, observation: Observation) -> bool:
     """Whether a failed run opens an incident. Findings have incidents of their own, if the ledger can
     be read.
     """
-    return not _is_caused_by_findings(failed_run) or observation.sequence is None
+    return not is_caused_by_findings(failed_run) or observation.sequence is None
 
 
-def _is_caused_by_findings(failed_run: Note) -> bool:
+def is_caused_by_findings(failed_run: Note) -> bool:
     """Whether a run failed because of findings alone: everything else was folded."""
     return failed_run.error == FindingsError.__name__
 

@@ -18,7 +18,16 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from seriatim.alerts.incidents import NO_CALLBACK, REPAIR, RUN, Alert, Incident, Mail, Note
+from seriatim.alerts.incidents import (
+    NO_CALLBACK,
+    REPAIR,
+    RUN,
+    Alert,
+    Incident,
+    Mail,
+    Note,
+    is_caused_by_findings,
+)
 from seriatim.engine.findings import (
     FINDING_TITLES,
     Concern,
@@ -228,9 +237,9 @@ def _opening(alert: Alert, context: MailContext) -> str:
 
 def _sections(alert: Alert, context: MailContext, at_seconds: float) -> list[MailSection]:
     """All sections of a mail: findings first, then runs, concerns, reminders and ends."""
-    has_findings = bool(alert.findings)
     failed_sections = [
-        _failed_run_section(run, context, is_reported=has_findings) for run in alert.failed_runs
+        _failed_run_section(run, context, is_reported=_is_reported_by_findings(run, alert))
+        for run in alert.failed_runs
     ]
     recovered_sections = [
         _failed_run_section(run, context, is_reported=True, prefix="Over: run failed")
@@ -260,6 +269,15 @@ def _sections(alert: Alert, context: MailContext, at_seconds: float) -> list[Mai
         if omitted > 0:
             sections.append(_omitted_section(f"{omitted} more of this kind", context))
     return sections
+
+
+def _is_reported_by_findings(failed_run: Note, alert: Alert) -> bool:
+    """Whether the findings of the alert say why a run failed. A run that failed for another reason
+    has a section with its own error.
+    """
+    # Notes of older versions, and of runs without a failed task, do not name the error.
+    is_caused = not failed_run.error or is_caused_by_findings(failed_run)
+    return bool(alert.findings) and is_caused
 
 
 def _shown_concerns(alert: Alert) -> list[Concern]:
@@ -400,7 +418,7 @@ def _repair_link(finding: Finding, context: MailContext) -> str:
         values["forward"] = True
     form = _repair_form(context, values)
     if form and finding.can_go_forward and not is_gone:
-        form += '\nor with "forward":true to go on without it'
+        form += '\nTo go on without the message, add "forward":true inside the braces above'
     return form
 
 
@@ -424,11 +442,11 @@ def _failed_run_section(
     if not is_reported:
         _, _, text_after_headline = failed_run.text.partition("\n")
         error_text = shorten(text_after_headline.strip("\n"), ERROR_TEXT_MAX)
-    facts = {"task": failed_run.task, "run": run, "said": error_text}
-    if not is_reported:
-        facts["runbook"] = context.runbook("run failed")
+    facts = {"task": failed_run.task, "run": run, "error": error_text}
     if not is_reported and not failed_run.next:
         facts["next"] = f"read the task's log, then: seriatim status {context.stream}"
+    if not is_reported:
+        facts["runbook"] = context.runbook("run failed")
     return MailSection(f"{prefix}: {_headline(failed_run)}", facts)
 
 

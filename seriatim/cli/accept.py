@@ -306,7 +306,8 @@ class RetiredTopic(CommandResult):
     def render(self) -> str:
         """A table of the partitions, and what stays unread."""
         rows = self._rows()
-        effect = f"{len(rows)} of {self.decision.topic} retired, state kept"
+        partitions = count_of(len(rows), "partition")
+        effect = f"{partitions} of {self.decision.topic} retired, state kept"
         unread = sum(row["unread"] for row in rows)
         if unread:
             effect += f"; {count_of(unread, 'message')} left unread"

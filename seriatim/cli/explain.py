@@ -93,7 +93,7 @@ def _session_without_records(
     if session is None:
         raise ConfigError(
             f"{command.name}: no record has this row",
-            next="check the key; with --session its messages are searched, too",
+            next="check the key; with --session NAME the messages of that session are searched, too",
         )
     partition, _ = command.find_session(session, topic, None)
     account = command.head.ledger.partitions[str(partition)]
@@ -175,7 +175,7 @@ class ExplainedRow(CommandResult):
         lines = [typer.style(headline, bold=True)]
         for touch in explanation.touches:
             lines += _touch_lines(touch)
-        value = "it is not there"
+        value = "it does not exist"
         if explanation.value is not None:
             value = render_value(explanation.value)
         return "\n".join([*lines, f"row now: {value}"])

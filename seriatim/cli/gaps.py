@@ -188,10 +188,11 @@ class ReleasedSession(CommandResult):
     def render(self) -> str:
         """What was released, and which messages apply from now on."""
         decision = self.decision
-        effect = "would be released" if self.dry_run else f"released by entry {decision.sequence}"
+        effect = "would be released"
+        if not self.dry_run:
+            effect = f"was released by entry {decision.sequence}"
         return (
-            f"{self.stream}: {decision.session} {effect}: in {decision.partition}"
-            f" since offset {decision.offset} ({decision.finding}); messages from offset"
-            f" {decision.frontier} on apply to it again,"
-            " those that came during the quarantine do not"
+            f"{self.stream}: {decision.session} waited in {decision.partition} since offset"
+            f" {decision.offset} ({decision.finding}), and {effect}; its messages from offset"
+            f" {decision.frontier} on are applied, those that came while it waited are not"
         )

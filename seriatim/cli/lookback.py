@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Annotated, Any
@@ -29,6 +29,7 @@ from seriatim.engine.machine import Runner
 from seriatim.engine.messages import Poison
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import Record
+from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
 from seriatim.ledger.commit import require_head
 from seriatim.ledger.manifests import LedgerHead
@@ -68,7 +69,7 @@ InPartition = Annotated[
     typer.Option(
         "--partition",
         metavar="TOPIC/NUMBER",
-        help="The partition to look in, if the saved state does not tell it.",
+        help="Look in this partition. Needed if no saved state has the session.",
     ),
 ]
 From = Annotated[
@@ -118,12 +119,7 @@ class LookbackCommand(Struct, frozen=True):
         if partition is not None:
             chosen_partition = Partition.parse(partition)
         location = find_session(self.open_stream, self.head, session, topic, chosen_partition)
-        if location.other_partitions:
-            other_partitions = ", ".join(map(str, location.other_partitions))
-            print_notice(
-                f"{self.name}: session {session!r} was in {other_partitions} as well;"
-                f" this is {location.partition}"
-            )
+        print_other_partitions(self.name, session, location.partition, location.other_sessions)
         return location.partition, location.session.first_offset
 
     def session_replay(self, partition: Partition, session: str) -> SessionReplay:
@@ -205,6 +201,31 @@ class LookbackCommand(Struct, frozen=True):
         offsets = self.open_stream.log.offsets_for_time([partition], parse_time_ms(text))
         first_offset_at_time = offsets.get(partition, -1)
         return after_last if first_offset_at_time < 0 else first_offset_at_time
+
+
+def print_other_partitions(
+    stream: str, session: str, partition: Partition, other_sessions: Mapping[Partition, Session]
+) -> None:
+    """Print in which other partitions a session has state, and where it is in quarantine.
+
+    What a command shows is about `partition`: a live session there says nothing about the others.
+    """
+    if not other_sessions:
+        return
+    names = []
+    rows = []
+    for other_partition, other_session in other_sessions.items():
+        name = str(other_partition)
+        status = "live"
+        if other_session.finding is not None:
+            name += " (in quarantine there)"
+            status = "quarantined"
+        names.append(name)
+        rows.append({"partition": str(other_partition), "status": status})
+    print_notice(
+        f"{stream}: session {session!r} was in {', '.join(names)} as well; this is {partition}",
+        other_partitions=rows,
+    )
 
 
 @contextmanager

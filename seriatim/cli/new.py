@@ -126,7 +126,7 @@ def _refuse_name(name: str) -> None:
     if not STREAM_NAME.fullmatch(name) or name in (*RESERVED_NAMES, *STOCK_SUITES):
         raise ConfigError(
             f"{name!r} cannot name a new stream",
-            allowed="letters, digits, - and _, at most 64;"
+            allowed="a letter or a digit, then letters, digits, - and _, together at most 64;"
             f" not {', '.join((*RESERVED_NAMES, *STOCK_SUITES))}",
             next="choose another name",
         )

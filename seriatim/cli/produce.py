@@ -73,15 +73,15 @@ class SentLines(CommandResult):
 @produce.command(FILE_COMMAND)
 def send_file(
     file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A file of JSON lines. -: standard input.")
+        str, typer.Argument(metavar="FILE", help="A file of JSON lines, or - for standard input.")
     ],
     topic: Annotated[str, typer.Option(metavar="TOPIC", help="The topic to send to.")],
     key: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FIELD",
-            help="The field that becomes the Kafka key. If it is repeated, / stands between the"
-            " values. Default: messages have no key.",
+            help="The field that becomes the Kafka key. For a key of several fields give the option"
+            " several times; their values are joined by /. Default: messages have no key.",
         ),
     ] = None,
     create: Annotated[
@@ -95,13 +95,14 @@ def send_file(
     """Send each line of a file as one message.
 
     A line is one JSON value, and is sent as it is. Empty lines are passed over. All lines of a file
-    are checked before the first is sent; those of standard input one by one. A topic that does not
-    exist is refused, unless --create is given. If a message does not arrive, no later one is sent,
-    and the error says how many were acknowledged.
+    are checked before the first is sent. Lines of standard input are checked one by one, each
+    before it is sent. A topic that does not exist is refused, unless --create is given. If a
+    message does not arrive, no later one is sent, and the error says how many were acknowledged. A
+    file whose name is demo needs the word FILE before it.
 
     Example: seriatim produce orders.jsonl --topic orders --key id --create
 
-    Example: seriatim produce FILE --topic orders
+    Example: seriatim produce FILE demo --topic orders
     """
     if not TOPIC_NAME.fullmatch(topic):
         raise ConfigError(
@@ -209,7 +210,8 @@ def demo(
         list[str] | None,
         typer.Option(
             metavar="KIND[:MESSAGE]",
-            help="drop, swap, repeat, poison or contradict. It may be repeated.",
+            help="What is done to the message with this number, by default 1000: drop, swap,"
+            " repeat, poison or contradict. The option may be given several times.",
         ),
     ] = None,
     answer: Annotated[

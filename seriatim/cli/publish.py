@@ -65,7 +65,9 @@ def publish(
     Example: seriatim publish demo
     """
     if unchecked and sequence is not None:
-        raise ConfigError("--unchecked and --sequence are two answers", next="give one of them")
+        raise ConfigError(
+            "--unchecked and --sequence cannot be given together", next="give one of them"
+        )
     file = load_stream(stream)
     if if_keyed and stream_files.load_runner(file).row_key_spec is None:
         print_notice(

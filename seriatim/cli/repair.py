@@ -61,7 +61,10 @@ MACHINE_CHOICES = ("deployed", "unchanged")
 MessagesMax = Annotated[
     int | None,
     typer.Option(
-        metavar="COUNT", min=1, help="Messages in one stage. Default: as many as in one slice."
+        metavar="COUNT",
+        min=1,
+        help="How many messages of a partition are folded at a time. Default: as many as in one"
+        " slice.",
     ),
 ]
 
@@ -115,11 +118,11 @@ def repair(
 ) -> AbandonedRepair | None:
     """Find what is damaged, and show or apply the repair.
 
-    Without --apply the plan is shown. With --apply everything is repaired in one commit. Damaged
-    means: files that are lost or damaged, sessions in quarantine, partitions that wait, and
-    partitions whose check failed. You can also name a partition or a session yourself. Each is
-    rewound to the last good state before the damage, and folded again; other partitions go on. If
-    the command is killed, the same command continues.
+    Without --apply the plan is shown. With --apply everything is repaired in one commit. These are
+    damaged: files that are lost or not as they were committed, sessions in quarantine, partitions
+    that wait, and partitions whose check failed. You can also name a partition or a session
+    yourself. Each is rewound to the last good state before the damage, and folded again; other
+    partitions go on. If the command is killed, type it again, and it continues.
 
     Example: seriatim repair demo --partition demo-a/3 --apply
     """
@@ -485,8 +488,8 @@ class PlannedRepair(CommandResult):
         else:
             lines += [f"{name}: {well.describe()}" for well in plan.well_sessions]
             lines.append(
-                f"{name}: nothing is damaged, as of entry {plan.sequence};"
-                " to fold again all the same, say --from"
+                f"{name}: nothing is damaged, as of entry {plan.sequence}; to fold again all the"
+                f" same: seriatim repair {name} --partition TOPIC/NUMBER --from OFFSET"
             )
         return "\n".join(lines)
 
@@ -497,7 +500,10 @@ class PlannedRepair(CommandResult):
     def _action_lines(self) -> list[str]:
         """What would be done, what would not be repaired, and how to apply the plan."""
         plan = self.plan
-        lines = [f"{plan.stream}: as of entry {plan.sequence}, this would be done in one commit"]
+        outlook = "this would be done in one commit"
+        if not plan.actions and not plan.deleted_files and not plan.resumed_hold:
+            outlook = "this repair would change nothing"
+        lines = [f"{plan.stream}: as of entry {plan.sequence}, {outlook}"]
         for action in plan.actions:
             lines += ["", *action_lines(_action_values(action))]
         for note in plan.notes:
@@ -730,4 +736,4 @@ def _error_of_notes(plan: RepairPlan) -> IntegrityError | None:
     advice = "see 'not repaired by this' above"
     if Options.json:
         advice = "see `notes`"
-    return IntegrityError(f"{plan.stream}: {count_of(count, 'damage')} {verb} left", next=advice)
+    return IntegrityError(f"{plan.stream}: {count_of(count, 'problem')} {verb} left", next=advice)

@@ -38,9 +38,9 @@ def doctor(
 ) -> None:
     """Check what Seriatim needs on this host.
 
-    Each problem is shown with the way to fix it. ✓ means good. ✗ means required and missing. –
-    means optional and not set up, or that it could be better. The exit code is 0 if nothing
-    required is missing, else 2.
+    Each problem is shown with the way to fix it. ✓ means good. ✗ means that something required is
+    missing or does not work. – means that something optional is not set up, or that a setting
+    could be better. The exit code is 0 if nothing required is missing, else 2.
 
     Example: seriatim doctor
     """

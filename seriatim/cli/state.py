@@ -21,16 +21,17 @@ from seriatim.cli.lookback import (
     change_values,
     open_lookback,
     parse_time_ms,
+    print_other_partitions,
     render_value,
 )
 from seriatim.cli.options import Json, StreamName, load_stream
 from seriatim.cli.output import render_table
-from seriatim.engine.findings import shorten
+from seriatim.engine.findings import count_of, shorten
 from seriatim.errors import ConfigError, IntegrityError
 from seriatim.ledger.commit import require_head
 from seriatim.operations.inspect.session_replay import SessionReplay
 from seriatim.operations.inspect.views import state_to_plain
-from seriatim.operations.status import session_states
+from seriatim.operations.status import SavedSession, session_states
 from seriatim.operations.sweep import refuse_swept
 from seriatim.stream_files import StreamFile
 
@@ -42,10 +43,15 @@ def state(
     partition: InPartition = None,
     version: Annotated[
         int | None,
-        typer.Option(min=0, help="The state as of this ledger entry. Default: the last entry."),
+        typer.Option(
+            min=0,
+            metavar="ENTRY",
+            help="The state as of this ledger entry. Default: the last entry.",
+        ),
     ] = None,
     at_offset: Annotated[
-        int | None, typer.Option(min=0, help="The state after the message at this offset.")
+        int | None,
+        typer.Option(min=0, metavar="OFFSET", help="The state after the message at this offset."),
     ] = None,
     at_time: Annotated[
         str | None,
@@ -67,8 +73,9 @@ def state(
     """Show what the machine holds for a session, now or earlier.
 
     Earlier means as of a ledger entry, after an offset, or at a time. To reach an offset, the
-    nearest saved state before it is taken, and the messages that Kafka has are folded on it.
-    Offsets are inclusive: --at-offset 41337 is the state after that message.
+    command takes the nearest state that was saved at or before that offset, and folds on it the
+    messages that Kafka still has. Offsets are inclusive: --at-offset 41337 is the state after that
+    message.
 
     Example: seriatim state demo session-00007 --at-offset 41337
 
@@ -77,14 +84,16 @@ def state(
     points = {"--version": version, "--at-offset": at_offset, "--at-time": at_time, "--diff": diff}
     point_options = [name for name, value in points.items() if value is not None]
     if len(point_options) > 1:
-        raise ConfigError(f"{' and '.join(point_options)} are two answers", next="give one of them")
+        raise ConfigError(
+            f"{' and '.join(point_options)} cannot be given together", next="give one of them"
+        )
     if at_time is not None:
         parse_time_ms(at_time)  # refuse a wrong time before anything is opened
     if at_offset is None and at_time is None and diff is None:
         if partition is not None:
             raise ConfigError(
-                "--partition is for a point of the past",
-                next="give --at-offset with it, or use --topic",
+                "--partition needs --at-offset, --at-time or --diff",
+                next="give one of them with it, or use --topic",
             )
         return _saved_state(stream, session, topic, version)
     with open_lookback(stream) as command:
@@ -102,18 +111,23 @@ def _saved_state(stream: str, session: str, topic: str | None, version: int | No
     file = load_stream(stream)
     states = _read_saved_states(file, session, topic, version)
     if len(states) > 1:
-        partitions = ", ".join(f"{values['topic']}/{values['partition']}" for values in states)
+        partitions = ", ".join(str(saved.partition) for saved in states)
         raise ConfigError(
             f"{file.stream.name}: session {session!r} lives in {partitions}",
             next="choose one with --topic",
         )
-    return SessionState(states[0])
+    (saved,) = states
+    print_other_partitions(file.stream.name, session, saved.partition, saved.other_sessions)
+    return SessionState(saved.values)
 
 
 def _read_saved_states(
     file: StreamFile, session: str, topic: str | None, version: int | None
-) -> list[JsonObject]:
-    """The session's state in each partition that has one, as of an entry."""
+) -> list[SavedSession]:
+    """The session's state in each topic that has one, as of an entry.
+
+    Of several partitions of a topic, the one with the session's newest message counts.
+    """
     name = file.stream.name
     ledger_store = context.ledger(file)
     head = require_head(ledger_store, name)
@@ -142,8 +156,8 @@ def _fold_to_offset(command: LookbackCommand, replay: SessionReplay, end: int) -
     replay.fold_to(end)
     if end > replay.committed_end:
         print_notice(
-            f"{command.name}: {replay.partition} is committed up to offset {replay.committed_end};"
-            " beyond it is what a run would make"
+            f"{command.name}: {replay.partition} is committed before offset {replay.committed_end};"
+            " what follows is shown as the next run would fold it"
         )
 
 
@@ -201,7 +215,8 @@ class StateDifference(CommandResult, kw_only=True):
         lines = [
             (
                 f"{shorten(self.session)} in {self.topic}/{self.partition}:"
-                f" {len(self.changes)} differ between offset {self.from_offset} and {self.to_offset}"
+                f" {count_of(len(self.changes), 'difference')} between offset {self.from_offset}"
+                f" and {self.to_offset}"
             )
         ]
         for change in self.changes:
@@ -225,7 +240,7 @@ class SessionState(CommandResult):
         values = self.values
         headline = (
             f"{shorten(values['session'])} in {values['topic']}/{values['partition']},"
-            f" {values['status']}, as of offset {values['offset']}"
+            f" {values['status']}, last message at offset {values['offset']}"
         )
         state = values["state"]
         has_rows = isinstance(state, dict) and list(state) == ["rows"] and bool(state["rows"])

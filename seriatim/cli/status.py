@@ -140,7 +140,9 @@ def version(
     ledger_store = context.ledger(file)
     head = require_head(ledger_store, name)
     if checked and sequence is not None:
-        raise ConfigError("--checked and --sequence are two answers", next="give one of them")
+        raise ConfigError(
+            "--checked and --sequence cannot be given together", next="give one of them"
+        )
     last_entry = head.ledger.checked if checked else head.ledger.sequence
     entry = last_entry if sequence is None else sequence
     delta_version = ledger_store.delta_version(name, entry)
@@ -227,8 +229,9 @@ def _print_loss_bound(distance: LossBound) -> None:
         return
     agreed = f", agreed {distance.agreed_minutes} minutes" if distance.agreed_minutes else ""
     typer.echo(
-        f"Longest way between two snapshots of a session: {count_of(distance.messages, 'message')},"
-        f" {distance.seconds / 60:.1f} minutes{agreed} (so much can one lost message damage)"
+        "Largest distance between two snapshots of a session:"
+        f" {count_of(distance.messages, 'message')}, {distance.seconds / 60:.1f} minutes{agreed}"
+        " (one lost message can damage up to this much)"
     )
 
 

@@ -59,7 +59,9 @@ def verify(
     at: Annotated[
         list[MessageView] | None,
         typer.Option(
-            help="Judge the messages there instead. Give two or three to see where they differ."
+            metavar="raw|kafka|output",
+            help="Judge the messages instead of the files: those of --capture (raw), of Kafka, or of"
+            " the output. Give the option two or three times to see where they differ.",
         ),
     ] = None,
     capture: Annotated[
@@ -73,11 +75,11 @@ def verify(
 ) -> CommandResult:
     """Check a stream's output independently of its runs.
 
-    Files, digests, ledger, witness and certificates are checked, and that the records fold to the
-    state. The first difference is named, and the exit code is 3. A clean pass is signed off in
-    verified.json, and the next pass continues from there. With --at messages are judged instead:
-    each session begins with a snapshot, its sequence has no hole, repeat or disorder, and no offset
-    is missing.
+    The command checks files, digests, the ledger, the witness and the certificates. It also folds
+    the records and compares the result with the saved state. The first difference is named, and the
+    exit code is 3. A clean pass is signed off in verified.json, and the next pass continues from
+    there. With --at messages are judged instead: each session begins with a snapshot, its sequence
+    has no hole, repeat or disorder, and no offset is missing.
 
     Example: seriatim verify demo --kafka
 
@@ -89,7 +91,7 @@ def verify(
         raise ConfigError("--at raw and --capture FILE go together", next="give both, or neither")
     if at and (everything or kafka):
         raise ConfigError(
-            "--at judges messages; --all and --kafka are for files", next="give one or the other"
+            "--all and --kafka cannot be given with --at", next="leave them out, or leave --at out"
         )
     open_stream = context.ConnectedStream(file, config.load_settings())
     if at:
@@ -133,7 +135,7 @@ def _verify_output(
             if key in facts:
                 details.append(str(facts[key]))
         print_notice(
-            f"{name}: warning: {warning.description}: {'. '.join(details)}",
+            f"{name}: warning: {warning.description}: {': '.join(details)}",
             warning=warning.description,
             **facts,
         )
@@ -226,7 +228,7 @@ class VerifiedOutput(CommandResult):
             counts.append(f"{count_of(result.compared_messages, 'message')} as Kafka has them")
         text = f"{self.stream}: good up to entry {result.sequence}: {', '.join(counts)}"
         if result.has_folded_records:
-            text += "; the records fold to the state"
+            text += "; folding the records gives the saved state"
         return text
 
     def error(self) -> SeriatimError | None:
@@ -342,7 +344,7 @@ class JudgedMessages(CommandResult):
                 f"{self.stream}: {' and '.join(difference.views)} differ at"
                 f" {difference.partition}, offset {difference.offset}: {difference.description}",
                 **dict(difference.views),
-                next="up to this offset they agree:"
+                next="before this offset they agree:"
                 " look at what happened to this message between the two",
             )
         for row in self._fault_rows():
@@ -352,7 +354,10 @@ class JudgedMessages(CommandResult):
 
     def _fault_error(self, row: JsonObject) -> IntegrityError:
         views = list(self.validation.messages)
-        advice = "give a second --at to see whether it came in before or after that place"
+        advice = (
+            "give --at once more, with another of raw, kafka and output:"
+            " that shows whether it came in before or after this place"
+        )
         if len(views) > 1:
             advice = (
                 f"{' and '.join(views)} agree, so nothing between them changed it:"

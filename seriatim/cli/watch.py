@@ -44,7 +44,7 @@ from seriatim.web.write_status import watch_stream_file, write_status_file
 
 INTERRUPTED = 130
 LOOKS_MAX = 5
-"""A stream is looked at so often in a round at most: again whenever another watch was faster."""
+"""How often a round looks at one stream at most. It looks again if another watch was faster."""
 LONG_SECONDS = 10.0
 HURRIED_SECONDS = 3.0
 """If a broker kept one look waiting for LONG_SECONDS in vain, the other looks of the round wait only
@@ -65,7 +65,9 @@ def watch(
     ] = False,
     mail: Annotated[
         bool,
-        typer.Option(help="Send mails to the people named in the stream files, once per incident."),
+        typer.Option(
+            help="Send mails to alerts.to of the stream files. With --no-mail nothing is sent."
+        ),
     ] = True,
     json: Json = False,
 ) -> None:
@@ -73,9 +75,10 @@ def watch(
 
     What needs a person: halts, quarantine, missing runs, data that is about to expire. The command
     looks until Ctrl-C. A stream that cannot be looked at is reported, and looked at again. With
-    --once the exit code is the result: 0 if all is well, 3 if something needs a person. The codes
-    1, 2 and 4 come before 3: a stream could not be looked at, or mails could not be sent. A new
-    incident is mailed to alerts.to, again after alerts.remind_hours, and once when it is over.
+    --once the exit code is the result: 0 if all is well, 3 if something needs a person. If a stream
+    could not be looked at, or a mail could not be sent, it is 1, 2 or 4, even if something else
+    needs a person. A new incident is mailed to alerts.to, again after alerts.remind_hours, and once
+    when it is over.
 
     Example: seriatim watch --once --json
     """
@@ -228,8 +231,8 @@ class WatchRound:
                 self.is_hurried = True
             raise
         if stream_status.concerns:
-            # Only a mail about a problem says it, and a look should cost few requests. A table
-            # `current` that cannot be read hides nothing else of the status.
+            # Only a mail about a problem says what is published, so other looks save the requests.
+            # A table `current` that cannot be read hides nothing else of the status.
             with suppress(OSError, SeriatimError):
                 published = context.table_sequences(file)["published"]
                 stream_status = replace(stream_status, published=published)
@@ -306,7 +309,8 @@ def _print_sent(name: str, send_result: SendResult, *, is_last_try: bool = True)
         print_notice(f"{name}: mailed to {', '.join(mail.to)}: {mail.subject}", mailed=mail.subject)
     for path in send_result.refused_mail_paths:
         print_notice(
-            f"{name}: a mail was refused for two days and is not tried any more; it is {path}",
+            f"{name}: a mail was refused for two days and is not tried any more;"
+            f" it is kept as {path}",
             aside=path,
         )
     if send_result.trouble and is_last_try:

@@ -45,7 +45,10 @@ AIRFLOW_PACKAGES = (
     "great-expectations",
 )
 OLDEST_PYTHON = (3, 11)
-REINSTALL_ADVICE = "make setup in a clone, else install what requirements.lock names"
+REINSTALL_ADVICE = (
+    "type `make setup` in a clone of the project; elsewhere install the versions that"
+    " requirements.lock names"
+)
 
 InstalledVersion = Callable[[str], str | None]
 SPARK_SECONDS = 180
@@ -212,7 +215,8 @@ def _check_spark(settings: Settings) -> str:
     if process.returncode:
         error_lines = process.stderr.strip().splitlines() or ["it ended without a word"]
         raise PlatformError(
-            f"{settings.spark_master}: {error_lines[-1][:200]}", next="check memory and the master"
+            f"{settings.spark_master}: {error_lines[-1][:200]}",
+            next="check the memory of this host (`free -h`), and SERIATIM_SPARK_MASTER",
         )
     spark_version = process.stdout.strip().splitlines()[-1]
     return f"{spark_version} on {settings.spark_master}"
@@ -227,7 +231,10 @@ def _check_outputs(settings: Settings) -> str:
     """Check the output folder of every stream, or the nearest folder above it that exists."""
     names = stream_files.list_streams(settings.streams)
     if not names:
-        raise NotConfiguredError(f"no streams in {settings.streams}", "write streams/NAME.toml")
+        raise NotConfiguredError(
+            f"no streams in {settings.streams}",
+            "make one with `seriatim new NAME`, or set SERIATIM_STREAMS",
+        )
     fix = "make the folder writable, or change [output] path of the stream"
     local_count = 0
     for name in names:

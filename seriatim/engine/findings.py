@@ -329,8 +329,8 @@ FINDING_ADVICE = {
     "again helps only if the machine was wrong: fix it, then: seriatim repair {stream}{partition_option}\n"
     "The session's messages are kept (table quarantine)",
     "sequence gap": "ask the producer for a snapshot of the session: that makes it right. `seriatim status {stream}`\n"
-    "says whether the missing message came later, and what helps then.\n"
-    "If it never came, and the session is right without it:\n"
+    "says whether the missing message came later, and what helps then; it cannot say so if Kafka has\n"
+    "deleted the messages from the gap on. If it never came, and the session is right without it:\n"
     'seriatim quarantine release {stream} {session} --topic {place} --because "…"',
     "repeat": "ask the producer for a snapshot of the session: that makes it right. Folding again finds the repeat\n"
     'again, unless tier = "once" in the stream file drops it; then: seriatim repair {stream}{partition_option}',

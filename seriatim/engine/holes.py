@@ -17,7 +17,7 @@ from typing import Literal
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from seriatim.engine.findings import Finding, GapMark, Tier, tier_action
+from seriatim.engine.findings import Finding, GapMark, Tier, count_of, tier_action
 from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.errors import ensure
 
@@ -254,11 +254,14 @@ def loss_finding(
 
 
 def _describe_loss(offset_range: OffsetRange, cause: HoleCause) -> str:
-    count = len(offset_range)
-    noun = "message" if count == 1 else "messages"
     if cause == "expired":
-        return f"{count} {noun} {offset_range} were deleted before they were read"
+        return describe_expired(offset_range)
     return (
-        f"unexplained: {count} {noun} {offset_range} missing;\n"
+        f"unexplained: {count_of(len(offset_range), 'message')} {offset_range} missing;\n"
         "no transaction marker, aborted transaction or compaction covers them"
     )
+
+
+def describe_expired(offset_range: OffsetRange) -> str:
+    """The cause of a finding about offsets before the log start."""
+    return f"Kafka deleted {count_of(len(offset_range), 'message')} {offset_range} that no run had read"

@@ -66,7 +66,7 @@ class PartitionWork(Struct, frozen=True, kw_only=True):
     moved_sessions: dict[str, str] = field(default_factory=dict)
     """Sessions that belong to another partition of the topic, and the name of that partition."""
     message_time_ms: int = -1
-    """The partition's message time so far."""
+    """The largest timestamp of a message of the partition so far; sessions expire by it. -1: none."""
     headless_since: int = -1
     """Messages before this offset were lost and passed over. -1: none were."""
     scope: RefoldScope | None = None
@@ -97,7 +97,7 @@ class TaskResult(Struct, kw_only=True):
     state: Files | None = None
     halt: Finding | None = None
     findings: list[Finding] = field(default_factory=list)
-    lacks_headers: bool = False
+    needs_headers_and_one_process: bool = False
     """Whether the task must be folded again, with headers and in one process: messages were
     quarantined without their headers, or helper processes met something unusual.
     """
@@ -106,7 +106,7 @@ class TaskResult(Struct, kw_only=True):
     marks: tuple[GapMark, ...] = ()
     met_sessions: tuple[str, ...] = ()
     """Of a refold: sessions of its scope that had a message."""
-    raised_sessions: dict[str, int] = field(default_factory=dict)
+    half_changed_sessions: dict[str, int] = field(default_factory=dict)
     """Sessions that may be half changed, and from which offset on. If there are any, nothing of this
     result counts, and the task must be folded again with these sessions undoable.
     """
@@ -191,7 +191,7 @@ class PartitionTask:
         name_offset = work.start if work.file_name_offset < 0 else work.file_name_offset
         self.stem = f"{stem_prefix(work.epoch, name_offset)}{work.attempt}"
         self.next_offset = work.start
-        self.lacks_headers = False
+        self.needs_headers_and_one_process = False
         self.halt: Finding | None = None
         self.first_timestamp: int | None = None
         self.last_timestamp: int | None = None
@@ -281,8 +281,8 @@ class PartitionTask:
     def _write_output(
         self, batch: MessageBatch, folded_batch: MessageBatch, output: FoldOutput
     ) -> None:
-        """Write records and quarantined messages. Of records that do not fit, the sessions are
-        noted: they must be folded again.
+        """Write records and quarantined messages. If values of records do not fit their columns, the
+        sessions of these records are noted, and the task must be folded again.
         """
         fold = self.core_fold
         try:
@@ -296,7 +296,7 @@ class PartitionTask:
                 fold.half_changed_sessions.setdefault(name, EACH_MESSAGE)
         if output.quarantined_messages:
             if batch.headers is None:
-                self.lacks_headers = True
+                self.needs_headers_and_one_process = True
             self.quarantine_writer.write(batch, output.quarantined_messages)
 
     def _finish(self) -> TaskResult:
@@ -304,16 +304,17 @@ class PartitionTask:
         and the result says only why.
         """
         fold = self.core_fold
-        # First of all: that a state cannot be saved is a reason to fold again.
+        # This comes first: if a state cannot be packed, the task must be folded again.
         touched = fold.touched_sessions()
         if fold.must_fold_again(self.halt):
-            self.lacks_headers = True
+            self.needs_headers_and_one_process = True
         record_files, other_record_files = self.writer.close()
         quarantine_files = finish_files(self.quarantine_writer)
-        if fold.half_changed_sessions or self.lacks_headers:
+        if fold.half_changed_sessions or self.needs_headers_and_one_process:
             # The files that were written stay orphans: no entry will ever name them.
             return TaskResult(
-                raised_sessions=fold.half_changed_sessions, lacks_headers=self.lacks_headers
+                half_changed_sessions=fold.half_changed_sessions,
+                needs_headers_and_one_process=self.needs_headers_and_one_process,
             )
         crash_point("record-file-written")
         state = self._save_state(touched)
@@ -416,13 +417,13 @@ class OutputWriters:
         self._write_each_table(rows_by_table(end_records.rows), write_rows)
 
     def _write_each_table(
-        self, rows_by_table: dict[str, list[int]], write: Callable[[str, Sequence[int]], None]
+        self, rows_of_tables: dict[str, list[int]], write: Callable[[str, Sequence[int]], None]
     ) -> None:
         """Write the rows of each table. Rows that do not fit are raised all together, by their
         position among the rows of all tables.
         """
         unfit: list[int] = []
-        for table, rows in rows_by_table.items():
+        for table, rows in rows_of_tables.items():
             try:
                 write(table, rows)
             except UnfitRecordsError as error:

@@ -97,7 +97,11 @@ def main() -> None:
     if ready.is_ready():
         return
     if ready.compiled_folder() is None:
-        sys.exit("the fold cannot be compiled: neither the package nor ~/.cache can be written to")
+        sys.exit(
+            "the compiled fold cannot be saved: neither the package's folder nor ~/.cache can be"
+            " written to. Make one of them writable, then type `python -m seriatim.fast` again."
+            " Until then tasks take the plain fold, which is slower."
+        )
     with ready.compiling() as is_first:
         if not is_first:
             return

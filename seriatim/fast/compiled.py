@@ -24,22 +24,24 @@ Array = Any
 int64: Any = np.int64
 uint64: Any = np.uint64
 uint8: Any = np.uint8
-"""Numbers of a known width, which are plain ones to mypy."""
+"""Numbers of a known width. To mypy they are Any, so that code can use them as plain numbers."""
 MISSING, NULL = -2, -1
-"""Instead of a cell's size: the message does not name the column, or names it as null."""
+"""Values in the place of a cell's size. MISSING: the message does not name the column. NULL: it gives
+the column the value null.
+"""
 NUMBA_OPTIONS = {"nogil": True, "error_model": "numpy", "_nrt": False}
-"""No division here can fail, and nothing is allocated: without reference counting (`_nrt`) the code
-is three times as fast.
+"""`error_model`: a division does not check for zero, since no division here can fail. `_nrt`: there is
+no reference counting, since nothing is allocated here; the code is three times as fast without it.
 """
 
 
 def compiled(function: F) -> F:
-    """A function that Python calls. It is compiled at its first call; later processes load the
-    compiled code.
+    """Decorate a function that Python calls. It is compiled at its first call; later processes load
+    the compiled code, if it could be saved.
     """
     folder = ready.compiled_folder()
     previous_folder = numba.config.CACHE_DIR
-    # numba reads the folder when it decorates, and has no other way to be told.
+    # numba reads this setting when it decorates a function. It takes the folder in no other way.
     numba.config.CACHE_DIR = str(folder or "")
     try:
         compile_function = numba.njit(cache=folder is not None, **NUMBA_OPTIONS)
@@ -49,8 +51,8 @@ def compiled(function: F) -> F:
 
 
 def compiled_inner(function: F) -> F:
-    """A function that only compiled functions call. Without wrappers for Python and C it compiles in
-    half the time.
+    """Decorate a function that only compiled functions call. Without wrappers for Python and C it is
+    compiled in half the time.
     """
     compile_function = numba.njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, **NUMBA_OPTIONS)
     return compile_function(function)

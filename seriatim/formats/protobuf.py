@@ -1,10 +1,11 @@
 """Messages in Protobuf, each with the id of its schema in the registry.
 
-The registry has schemas as text, and a program cannot read messages by that. So a stream names a file
-of descriptors, which `protoc --include_imports --descriptor_set_out` writes, and the message in it.
-The schema of the registry says which message a value holds: behind its id a value has the place of the
-message among those of the schema. It is then read by its name, so the two may differ in their order.
-Fields that only one of them has are no problem: Protobuf is made for that.
+The registry has schemas as text, and a program cannot read messages by a text. So a stream names a
+file of descriptors, which `protoc --include_imports --descriptor_set_out` writes. The schema of the
+registry says which message a value holds: behind the id of the schema, a value has the place of its
+message in the schema (Confluent calls it message indexes). The name of the message at this place is
+looked up in the descriptors, so schema and descriptors may have their messages in another order. Fields
+that only one of them has are no problem: Protobuf is made for that.
 
 What Protobuf's types become is in docs/STREAMS.md, "Messages with a schema". The name of the message is
 given as `type`, unless it has a field of that name.
@@ -38,7 +39,7 @@ from seriatim.formats.registry import (
 
 Convert = Callable[[Any], Any]
 StructMaker = tuple[Callable[[bytes], Message], Callable[[Message], tuple[Any, ...]], type[Struct]]
-"""Parses a message, takes its values, and the Struct that is made of them."""
+"""Three things: what parses a message, what takes its values, and the Struct that is made of them."""
 PLACE_LENGTH_MAX = 32
 """How deeply the message of a value may be nested in others."""
 TOKEN = re.compile(
@@ -131,14 +132,15 @@ class ProtobufDecoder:
         """How messages are made of values with the same beginning: the id and the place."""
 
         def decode_value(value: Any) -> Any:
-            # The place of a message has few numbers, of one byte each, and they are counted twice in
-            # the byte before them. A longer place is found at no beginning, and read plainly.
+            # Guess where the place of the message ends: the byte behind the header is twice the count
+            # of its numbers (zigzag code), and most numbers take one byte. If the guess is wrong, there
+            # is no maker, and the value is decoded plainly.
             start = HEADER_BYTES + 1 + value[HEADER_BYTES] // 2
             beginning = value[:start]
             maker = makers.get(beginning)
             if maker is None:
                 if beginning not in makers:
-                    makers[beginning] = self._struct_maker(value, start, structs)
+                    makers[beginning] = self._maker_for_value(value, start, structs)
                     return decode_value(value)
                 return decode_plainly([value])[0]
             parse, get_values, struct = maker
@@ -155,7 +157,9 @@ class ProtobufDecoder:
 
         return decode_values
 
-    def _struct_maker(self, value: bytes, start: int, structs: Sequence[Any]) -> StructMaker | None:
+    def _maker_for_value(
+        self, value: bytes, start: int, structs: Sequence[Any]
+    ) -> StructMaker | None:
         """How Structs are made of messages like this one, which begins at `start`; None if it is
         poison, or not made so simply.
         """

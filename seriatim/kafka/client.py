@@ -56,6 +56,10 @@ SETTING_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 SETTINGS_FILE = "SERIATIM_KAFKA_CONFIG"
 """The variable that names the file of client settings."""
 SECRET_SETTINGS = ("sasl.password", "ssl.key.password")
+FIX_ADVICE = (
+    f"fix the file that {SETTINGS_FILE} names; for a named cluster fix its section in the file that"
+    " SERIATIM_CONNECTIONS names"
+)
 SAME_IN_JAVA = (
     "bootstrap.servers",
     "security.protocol",
@@ -142,8 +146,7 @@ def create_client(client_class: Callable[[dict[str, Any]], T], settings: Mapping
                 # Whole words only: a password of one letter must not make the text unreadable.
                 reason = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", "…", reason)
         raise ConfigError(
-            f"kafka_config: {reason}",
-            next="fix the file that SERIATIM_KAFKA_CONFIG names: Kafka's client does not take it",
+            f"Kafka settings: Kafka's client refuses them: {reason}", next=FIX_ADVICE
         ) from None
 
 
@@ -184,7 +187,9 @@ def _jaas_login(settings: ClientSettings) -> str:
     mechanism = settings.get("sasl.mechanism", "PLAIN")
     if mechanism not in LOGIN_MODULES:
         raise ConfigError(
-            f"sasl.mechanism {mechanism!r} is not supported", allowed=", ".join(LOGIN_MODULES)
+            f"sasl.mechanism {mechanism!r} is not supported",
+            allowed=", ".join(LOGIN_MODULES),
+            next=FIX_ADVICE,
         )
     user = _quote_java(settings.get("sasl.username", ""))
     password = _quote_java(settings.get("sasl.password", ""))
@@ -196,17 +201,15 @@ def _read_pem(settings: ClientSettings, key: str) -> str:
     try:
         return Path(settings[key]).read_text()
     except KeyError:
-        raise ConfigError(
-            f"kafka_config: {key} is missing", next="fix SERIATIM_KAFKA_CONFIG"
-        ) from None
+        raise ConfigError(f"Kafka settings: {key} is missing", next=FIX_ADVICE) from None
     except UnicodeDecodeError:
         raise ConfigError(
-            f"kafka_config: {key} = {settings[key]} is not PEM", next="fix SERIATIM_KAFKA_CONFIG"
+            f"Kafka settings: {key} = {settings[key]} is not PEM", next=FIX_ADVICE
         ) from None
     except OSError as error:
         raise ConfigError(
-            f"kafka_config: {key} = {settings[key]}: {error.strerror}",
-            next="fix SERIATIM_KAFKA_CONFIG",
+            f"Kafka settings: {key} = {settings[key]}: {error.strerror}",
+            next=FIX_ADVICE,
         ) from None
 
 
@@ -220,15 +223,17 @@ def _decrypt_key(key: str, password: str | None) -> str:
         from cryptography.hazmat.primitives import serialization as keys
     except ImportError:
         raise ConfigError(
-            "kafka_config: ssl.key.password: a key with a password needs the package cryptography",
-            next="install cryptography, or take the password off the key and make it readable by its owner alone",
+            "Kafka settings: ssl.key.password: a key with a password needs the package cryptography",
+            next="pip install cryptography; or write the key without its password,"
+            " `openssl pkey -in KEY -out NEWKEY`, and make it readable by its owner alone,"
+            " `chmod 600 NEWKEY`",
         ) from None
     try:
         private_key = keys.load_pem_private_key(key.encode(), (password or "").encode())
     except (ValueError, TypeError):  # its text may have secrets that must not be in a log
         raise ConfigError(
-            "kafka_config: ssl.key.password does not open the key of ssl.key.location",
-            next="fix SERIATIM_KAFKA_CONFIG",
+            "Kafka settings: ssl.key.password does not open the key of ssl.key.location",
+            next=FIX_ADVICE,
         ) from None
     plain_key = private_key.private_bytes(
         keys.Encoding.PEM, keys.PrivateFormat.PKCS8, keys.NoEncryption()
@@ -247,7 +252,7 @@ def _refused_line_error(path: Path, number: int, key: str) -> ConfigError:
     """
     problem = "this line is not KEY=VALUE"
     if SETTING_NAME.fullmatch(key):
-        problem = f"{key} is not a setting we take"
+        problem = f"{key} is not a setting that Seriatim takes"
         close_matches = difflib.get_close_matches(key, ALLOWED_SETTINGS, n=1)
         if close_matches:
             problem += f"; did you mean {close_matches[0]}?"

@@ -69,8 +69,10 @@ class DeltaLedger(StoredLedger):
         )
         self._synced_sequence = -1
         """The last entry that this process committed and synced to the disk."""
-        self._first_of_format: dict[str, str] = {}
-        """Streams whose last entry has an older format, by the hash of the manifest that comes next."""
+        self._streams_to_announce: dict[str, str] = {}
+        """Streams whose last entry has an older format, by the hash of the manifest of their next entry.
+        When that entry is committed, the log says that the format is newer.
+        """
 
     def load_table(self, stream: str, version: int | None = None) -> TableVersion | None:
         """The table of records, as of its newest version or an earlier one."""
@@ -121,7 +123,7 @@ class DeltaLedger(StoredLedger):
         manifest: ManifestReference,
     ) -> None:
         """Make one Delta commit on exactly the table object of `head`, and sync it to the disk.
-        Raises `CommitConflictError` if either is not confirmed.
+        Raises `CommitConflictError` if the commit or the sync is not confirmed.
         """
         mark = {
             "sequence": entry.sequence,
@@ -138,7 +140,7 @@ class DeltaLedger(StoredLedger):
         self._refuse_missing_files(added_files)
         removed_keys = [path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE]
         if head is not None and head.format < MANIFEST_FORMAT:
-            self._first_of_format[manifest.sha256] = head.ledger.stream
+            self._streams_to_announce[manifest.sha256] = head.ledger.stream
         version = self.table.commit(
             None if head is None else head.token,
             mark,
@@ -162,7 +164,7 @@ class DeltaLedger(StoredLedger):
 
     def _announce_format(self, sha256: str) -> None:
         """Log that an output has a newer format, after the first entry of ours that has it."""
-        stream = self._first_of_format.pop(sha256, None)
+        stream = self._streams_to_announce.pop(sha256, None)
         if stream is not None:
             log.warning(
                 "%s: this output is now written in format %d; versions before 0.2.0 refuse it",
@@ -177,7 +179,8 @@ class DeltaLedger(StoredLedger):
         for file, size in zip(files, sizes, strict=True):
             if size != file.size_bytes:
                 raise CommitConflictError(
-                    f"{file.path} is not there: another run has swept it, or the disk lost it"
+                    f"{file.path} is not there as it was written:"
+                    " another run has swept it, or the disk lost or changed it"
                 )
 
     def active_paths(self, head: LedgerHead) -> set[str]:
@@ -232,8 +235,9 @@ class DeltaLedger(StoredLedger):
             expected_type = difference.expected_type or "not there"
             raise ConfigError(
                 f"{stream}: column {difference.name!r} is {type_in_table} in the records table,"
-                f" {expected_type} by the stream file and its machine",
-                next="set the columns back, or give the stream a new output path",
+                f" but {expected_type} in the stream file or its machine",
+                next="set the columns of the stream file or its machine back to those of the table,"
+                " or write a new output.path into the stream file",
             )
 
 

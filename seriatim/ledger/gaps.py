@@ -24,7 +24,8 @@ from msgspec.structs import asdict, replace
 
 from seriatim.engine.files import File
 from seriatim.engine.findings import GapMark
-from seriatim.engine.offsets import Partition
+from seriatim.engine.holes import describe_expired
+from seriatim.engine.offsets import OffsetRange, Partition
 from seriatim.ledger.entries import Entry, RepairEntry, SliceEntry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change
@@ -333,7 +334,7 @@ def _expired_marks(change: Change) -> list[GapMark]:
         finding="expired",
         offset=certificate.start,
         until=certificate.until,
-        cause=f"{certificate.holes['expired']} messages were deleted before they were read",
+        cause=describe_expired(OffsetRange(certificate.start, certificate.until)),
     )
     return [mark]
 

@@ -510,7 +510,7 @@ class StoredLedger:
                     return mark
         raise ConfigError(
             f"{stream}: there is no ledger entry {sequence}",
-            next=f"`seriatim status {stream}` shows the last",
+            next=f"`seriatim status {stream}` shows the last entry",
         )
 
     def put_manifest(self, manifest: Manifest) -> ManifestReference:
@@ -607,7 +607,8 @@ def read_witness(manifests: ManifestFiles) -> EntryMark | None:
             f"{output_folder_name(store)}: head.json cannot be read: {error}",
             cause="it was changed by somebody else: it is always replaced as a whole",
             next=f"restore {store.url}/head.json from a backup,\n"
-            "or move it away after looking at the ledger",
+            "or move it away. Then, before the next run, see whether the entry that `seriatim status`\n"
+            "shows is the last one that a run printed; if it is older, restore the ledger as well",
         ) from None
 
 

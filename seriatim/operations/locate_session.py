@@ -1,16 +1,33 @@
 """Where a session is: the partitions whose saved state has it. A session that moved to another partition
 has state in both.
 
-Next: operations/inspect/session_replay.py, operations/repair/damage.py and operations/status.py choose
-among these partitions, each for its purpose.
+Next: operations/inspect/session_replay.py and operations/status.py take the one where its newest message
+came; operations/repair/damage.py chooses for its own purpose.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from seriatim.engine.files import StateStore
 from seriatim.engine.offsets import Partition
+from seriatim.engine.session import Session
 from seriatim.errors import ConfigError
 from seriatim.ledger.model import Ledger
+
+
+def split_off_newest(
+    sessions: Mapping[Partition, Session],
+) -> tuple[Partition, dict[Partition, Session]]:
+    """Of the partitions that have a session, the one where its last message came; and the others.
+
+    A session that moved has state in two partitions: its messages come to the newer one.
+    """
+    newest = max(sessions, key=lambda partition: sessions[partition].timestamp)
+    other_sessions = {
+        partition: session for partition, session in sessions.items() if partition != newest
+    }
+    return newest, other_sessions
 
 
 def locate_session(

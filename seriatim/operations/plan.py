@@ -16,6 +16,7 @@ from typing import NoReturn
 from msgspec import Struct, field
 
 from seriatim.engine.findings import Finding, OnPoison, Tier, list_some, tier_action
+from seriatim.engine.holes import describe_expired
 from seriatim.engine.offsets import (
     Bounds,
     BoundsByPartition,
@@ -256,7 +257,7 @@ def bounds_finding(partition: Partition, account: Account, bounds: Bounds) -> Fi
             frontier,
             expected=f"offset {frontier}",
             found=f"log start {bounds.log_start}",
-            cause=f"{len(expired)} messages {expired} were deleted before they were read",
+            cause=describe_expired(expired),
         )
     return None
 

@@ -1,5 +1,5 @@
-"""Release: a person takes a session out of quarantine. It keeps its last good state, and its next
-messages are applied again.
+"""Release: a person takes a session out of quarantine. The session keeps its last good state, and
+messages from the frontier on are applied to it.
 
 Quarantined messages stay in quarantine: with the release the person says that the session is right
 without them. The session's sequence starts over with its next message, because that follows
@@ -38,7 +38,7 @@ from seriatim.ports import OpenStream
 
 
 class SessionRelease(Struct, kw_only=True):
-    """The session that was released; after a dry run, that would be released."""
+    """The session that was released. After a dry run: the session that would be released."""
 
     session: str
     partition: Partition
@@ -46,7 +46,7 @@ class SessionRelease(Struct, kw_only=True):
     offset: int
     """The offset of the message that led to the quarantine."""
     frontier: int
-    """Its messages are applied again from this offset on."""
+    """Messages of the session are applied from this offset on."""
     reason: str
     sequence: int = -1
     """The entry of the release; -1 if nothing was committed."""
@@ -119,10 +119,10 @@ def _find_waiting_session(
     """The session, and the one partition in which it waits. Refused if there is none or several."""
     matches = _waiting_sessions(open_stream, ledger, name, topic)
     if not matches:
-        in_topic = f" in topic {topic}" if topic else ""
+        in_topic = f" in {topic}" if topic else ""
         raise ConfigError(
             f"{ledger.stream}: session {name!r} is not in quarantine{in_topic}",
-            next=f"`seriatim status {ledger.stream}` lists who is",
+            next=f"`seriatim status {ledger.stream} --all` lists the sessions that are",
         )
     if len(matches) > 1:
         names = ", ".join(str(partition) for partition, _ in matches)
@@ -168,15 +168,25 @@ def _refuse_if_partition_waits(ledger: Ledger, partition: Partition) -> None:
     """Refuse a release in a partition that waits as a whole: the topic has to be decided first."""
     refuse_held(ledger, [partition])
     account = ledger.partitions[str(partition)]
+    advice = (
+        "decide about the topic first:"
+        f' seriatim accept {ledger.stream} {partition.topic} --because "…"'
+    )
     if account.retired:
         reason = "is retired"
     elif account.halt is not None and account.halt.finding in FINDINGS_ENDED_BY_ACCEPT:
         reason = f"waits: {account.halt.finding}"
+        if account.halt.finding == "expired":
+            # `accept` refuses a topic that was not created again.
+            advice = (
+                "go on without the messages that are gone first:"
+                f" seriatim repair {ledger.stream} --partition {partition} --forward --apply"
+            )
     else:
         return
     raise ConfigError(
-        f"{ledger.stream}: {partition} {reason}, so nobody in it is released by hand",
-        next=f'decide about the topic first: seriatim accept {ledger.stream} {partition.topic} --because "…"',
+        f"{ledger.stream}: {partition} {reason}, so no session in it can be released by hand",
+        next=advice,
     )
 
 
@@ -223,7 +233,8 @@ def clear_finding(session: Session, account: Account, tier: Tier) -> Session:
     """The session as of its last good state, without its finding.
 
     Tier window still waits for messages that are missing; the other tiers do not ask for them. If
-    the session was in doubt after a loss, the person's word counts like a snapshot at that place.
+    the session was in doubt after a loss, the person's word counts like a snapshot where the loss
+    ends.
     """
     snapshot_offset = session.snapshot_offset
     if is_in_doubt(session, account.headless_since):

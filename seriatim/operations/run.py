@@ -679,12 +679,12 @@ def fold_until_stable(
     for try_number in range(FOLD_TRIES_MAX):
         # 2. Find the works that have to be folded again. Sessions that moved are only looked for
         # when all other results are final, because a result to be replaced could mislead.
-        raised_sessions = {}
+        half_changed_sessions = {}
         for partition, result in results.items():
-            if result.raised_sessions or result.lacks_headers:
-                raised_sessions[partition] = result.raised_sessions
-        moved_sessions = {} if raised_sessions else find_moved(works, results)
-        unstable_partitions = {**raised_sessions, **moved_sessions}
+            if result.half_changed_sessions or result.needs_headers_and_one_process:
+                half_changed_sessions[partition] = result.half_changed_sessions
+        moved_sessions = {} if half_changed_sessions else find_moved(works, results)
+        unstable_partitions = {**half_changed_sessions, **moved_sessions}
         if not unstable_partitions:
             return results
         # 3. Fold those again.
@@ -693,7 +693,7 @@ def fold_until_stable(
             work = works[partition]
             retried_works[partition] = replace(
                 work,
-                undoable=work.undoable | raised_sessions.get(partition, {}),
+                undoable=work.undoable | half_changed_sessions.get(partition, {}),
                 moved_sessions=work.moved_sessions | moved_sessions.get(partition, {}),
                 attempt=f"{first_attempts[partition]}r{try_number}",
                 share=0.0,

@@ -13,7 +13,7 @@ cli/top.py show it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import HoldEntry
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Ledger, circuit_advice, describe_failed_range
-from seriatim.operations.locate_session import locate_session
+from seriatim.operations.locate_session import locate_session, split_off_newest
 from seriatim.operations.missing_messages import (
     NEVER_CAME,
     MissingMessage,
@@ -919,33 +919,44 @@ def _urgency(status: StreamStatus) -> tuple[int, float, str]:
     return TONE_ORDER[status.tone], time_left_seconds, status.stream
 
 
+class SavedSession(Struct, frozen=True, kw_only=True):
+    """A session as it was saved in the partition of a topic where its newest message came."""
+
+    partition: Partition
+    values: dict[str, Any]
+    other_sessions: dict[Partition, Session]
+    """The session in other partitions of the topic, where it may be in quarantine."""
+
+
 def session_states(
     runner: Runner,
     ledger: Ledger,
     state: StateStore,
     name: str,
     topic: str | None = None,
-) -> list[dict[str, Any]]:
+) -> list[SavedSession]:
     """The state of a session in every topic that has it. If several partitions of a topic have it,
     the one with its newest message counts. A session that does not exist is refused.
     """
-    newest_by_topic = _newest_session_by_topic(ledger, state, name, topic)
+    sessions_by_topic: dict[str, dict[Partition, Session]] = {}
+    for partition in locate_session(state, ledger, name, topic):
+        session = state.load(ledger.partitions[str(partition)].state, [name])[name]
+        sessions_by_topic.setdefault(partition.topic, {})[partition] = session
     return [
-        _session_values(partition, name, session, runner)
-        for partition, session in newest_by_topic.values()
+        _newest_saved_session(name, sessions, runner) for sessions in sessions_by_topic.values()
     ]
 
 
-def _newest_session_by_topic(
-    ledger: Ledger, state: StateStore, name: str, topic: str | None
-) -> dict[str, tuple[Partition, Session]]:
-    newest_by_topic: dict[str, tuple[Partition, Session]] = {}
-    for partition in locate_session(state, ledger, name, topic):
-        session = state.load(ledger.partitions[str(partition)].state, [name])[name]
-        newest = newest_by_topic.get(partition.topic)
-        if newest is None or session.timestamp >= newest[1].timestamp:
-            newest_by_topic[partition.topic] = (partition, session)
-    return newest_by_topic
+def _newest_saved_session(
+    name: str, sessions: Mapping[Partition, Session], runner: Runner
+) -> SavedSession:
+    """Of the partitions of a topic that have a session, the one where its newest message came."""
+    partition, other_sessions = split_off_newest(sessions)
+    return SavedSession(
+        partition=partition,
+        values=_session_values(partition, name, sessions[partition], runner),
+        other_sessions=other_sessions,
+    )
 
 
 def _session_values(

@@ -107,7 +107,7 @@ def _buffer_concerns(stream: Stream, status: StreamStatus, now_seconds: float) -
         return []
     oldest = min(silent, key=lambda buffer: buffer.since_ms)
     waited = format_duration(now_seconds - oldest.since_ms / 1000)
-    awaited_message = f"sequence {oldest.expected_sequence}, or any newer message"
+    awaited_message = f"sequence {oldest.expected_sequence}, or any newer message of this session"
     sessions = count_of(len(silent), "session")
     concern = Concern(
         kind="buffer",

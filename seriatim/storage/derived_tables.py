@@ -477,5 +477,6 @@ def _refuse_other_columns(delta_table: MarkedTable, loaded: TableVersion) -> Non
         raise ConfigError(
             f"column {difference.name!r} is {difference.type_in_table or 'not there'} in the table"
             f" {delta_table.key}, {difference.expected_type or 'not there'} by the machine",
-            next="set the columns back, or give the stream a new output path",
+            next="set the columns of the machine back to those of the table, or write a new"
+            " output.path into the stream file",
         )

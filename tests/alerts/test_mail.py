@@ -74,7 +74,7 @@ def test_what_can_be_left_behind_is_said_for_the_form_as_well() -> None:
     # A message that could not be decoded may be readable by now: forward would lose it.
     poison = compose_mail(Alert(findings=[replace(GAP, finding="poison")]), PLACE, 0.0)
     assert '"partition":"prefix-a/3"}\n' in poison.text
-    assert 'or with "forward":true to go on without it' in poison.text
+    assert 'To go on without the message, add "forward":true inside the braces above' in poison.text
     without = compose_mail(Alert(findings=[GAP]), PLACE, 0.0)
     assert "forward" not in without.text
 
@@ -90,6 +90,14 @@ def test_a_failed_run_says_what_its_task_said() -> None:
     mail = compose_mail(Alert(failed_runs=[FAILED]), PLACE, 0.0)
     assert mail.subject == "[seriatim] orders: run failed: PlatformError: reading from Kafka broke"
     assert "check the broker" in mail.text
+
+
+def test_a_run_that_failed_for_another_reason_keeps_its_error_beside_a_finding() -> None:
+    """A finding has a section of its own, which says nothing about a broker that does not answer."""
+    for error, is_shown in (("PlatformError", True), ("FindingsError", False), ("", False)):
+        failed_run = replace(FAILED, error=error)
+        text = compose_mail(Alert(findings=[GAP], failed_runs=[failed_run]), PLACE, 0.0).text
+        assert ("check the broker" in text) == is_shown, error
 
 
 def test_two_failed_runs_are_both_there() -> None:

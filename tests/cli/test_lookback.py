@@ -72,8 +72,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["state", "s", "x", "--version", "1", "--at-offset", "2"], "two answers"),
-        (["state", "s", "x", "--partition", "in-a/0"], "for a point of the past"),
+        (
+            ["state", "s", "x", "--version", "1", "--at-offset", "2"],
+            "--version and --at-offset cannot be given together",
+        ),
+        (
+            ["state", "s", "x", "--partition", "in-a/0"],
+            "--partition needs --at-offset, --at-time or --diff",
+        ),
         (["state", "s", "x", "--at-time", "yesterday"], "neither an offset nor a time"),
         (["state", "s", "x", "--at-offset", "2"], "never run"),
         (["trace", "s", "x"], "never run"),

@@ -166,6 +166,7 @@ def test_a_name_that_cannot_be_is_refused(name: str) -> None:
     """Also the names of suites, since expectations/records.json is for all streams."""
     _, error = refused("new", name)
     assert "cannot name a new stream" in error["message"]
+    assert error["allowed"].startswith("a letter or a digit, then letters, digits, - and _")
 
 
 @pytest.mark.usefixtures("cluster")

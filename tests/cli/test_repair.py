@@ -83,6 +83,24 @@ def test_a_plan_ends_with_the_command_that_applies_it(
 
 
 @pytest.mark.parametrize(
+    ("resumed_hold", "outlook"),
+    [(None, "this repair would change nothing"), ("ab12", "this would be done in one commit")],
+)
+def test_a_plan_with_notes_alone_changes_nothing(resumed_hold: str | None, outlook: str) -> None:
+    """Unless it goes on with a repair that was killed: then it gives the partitions back."""
+    plan = RepairPlan(
+        stream="demo",
+        request=RepairRequest(),
+        sequence=7,
+        approval="t",
+        notes=("b/1 waits",),
+        resumed_hold=resumed_hold,
+    )
+    first_line = PlannedRepair(plan, "seriatim repair demo --apply").render().splitlines()[0]
+    assert first_line == f"demo: as of entry 7, {outlook}"
+
+
+@pytest.mark.parametrize(
     ("count", "said"),
     [(1, ", only session s0\n"), (7, ", only sessions s0, s1, s2, s3, s4 and 2 more\n")],
 )

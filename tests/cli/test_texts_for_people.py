@@ -121,8 +121,39 @@ def test_status_says_that_a_message_never_came_once(cluster: FakeCluster) -> Non
     assert planned.out.count("never came") == 2  # one for each session
     assert "cannot help" not in planned.out
     assert "IntegrityError" not in planned.out
-    assert planned.err.startswith("IntegrityError: s: 2 damages are left\n")
+    assert planned.err.startswith("IntegrityError: s: 2 problems are left\n")
     assert "see 'not repaired by this' above" in planned.err
+
+
+def test_a_plan_without_an_action_says_that_it_would_change_nothing(cluster: FakeCluster) -> None:
+    """It only says what cannot be repaired, so nothing would be done in a commit."""
+    run_with(cluster, 3)
+    planned = command("repair", "s").out
+    assert "s: as of entry 1, this repair would change nothing" in planned
+    assert "in one commit" not in planned
+
+
+def test_a_session_in_quarantine_in_another_partition_is_told(cluster: FakeCluster) -> None:
+    """Of two partitions, state shows the one with the newer message, where the session is live."""
+    send(cluster, 0, "x", ["a"], b"{")
+    command("run", "s")
+    cluster.clock.now += 60
+    send(cluster, 1, "x", ["a"])
+    command("run", "s")
+    said = "s: session 'x' was in in-a/0 (in quarantine there) as well; this is in-a/1"
+    for words in (
+        ["state", "s", "x"],
+        ["state", "s", "x", "--at-offset", "0"],
+        ["trace", "s", "x"],
+    ):
+        shown = command(*words)
+        assert said in shown.err, words
+        (notice,) = [json.loads(line) for line in command(*words, "--json").err.splitlines()]
+        partitions = [{"partition": "in-a/0", "status": "quarantined"}]
+        assert notice == {"other_partitions": partitions, "message": said}, words
+    assert command("state", "s", "x").out.startswith(
+        "x in in-a/1, live, last message at offset 0\n"
+    )
 
 
 def test_a_stream_that_waits_for_a_person_says_so_everywhere(cluster: FakeCluster) -> None:
@@ -141,8 +172,8 @@ def test_the_loss_bound_says_between_what(cluster: FakeCluster) -> None:
     send(cluster, 0, "x", ["a"], 2, 3)
     command("run", "s")
     assert (
-        "Longest way between two snapshots of a session: 2 messages, 0.0 minutes"
-        " (so much can one lost message damage)"
+        "Largest distance between two snapshots of a session: 2 messages, 0.0 minutes"
+        " (one lost message can damage up to this much)"
     ) in command("status", "s").out
 
 

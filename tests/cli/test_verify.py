@@ -78,7 +78,7 @@ def test_a_clean_stream_ends_with_one_line_and_0(lake: DiskStream, run: Run) -> 
     code, out, err = run()
     assert (code, out.count("\n")) == (0, 1)
     assert out.startswith("s: good up to entry 8: 9 entries, ")
-    assert "the records fold to the state" in out
+    assert "folding the records gives the saved state" in out
     assert "bytes" in err
     assert run()[1].startswith("s: good up to entry 8: 0 entries since entry 8, ")
     assert run("--all")[1].startswith("s: good up to entry 8: 9 entries, ")
@@ -134,7 +134,7 @@ def test_a_file_that_nobody_names_is_told_and_ends_with_0(lake: DiskStream, run:
     code, _, err = run()
     assert code == 0
     assert (
-        "a file that nobody names: state/in-a/0/0-0-crashed.parquet. left by a run that crashed"
+        "a file that nobody names: state/in-a/0/0-0-crashed.parquet: left by a run that crashed"
         in err
     )
 

@@ -186,7 +186,7 @@ def test_the_command_folds_own_records_to_state(
     with pytest.raises(SystemExit) as ended:
         cli.main(["verify", "s"])
     assert not ended.value.code
-    assert "the records fold to the state" in capsys.readouterr().out
+    assert "folding the records gives the saved state" in capsys.readouterr().out
 
 
 def test_a_state_of_an_own_machine_that_lacks_a_row_is_named(tmp_path: Path) -> None:

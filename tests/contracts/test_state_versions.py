@@ -179,8 +179,8 @@ def test_verify_and_status_read_every_version(tmp_path: Path) -> None:
     head = one.ledger.head("s")
 
     def shown(name: str) -> dict[str, Any]:
-        (found,) = session_states(one.runner, head.ledger, one.files, name)
-        return found
+        (saved,) = session_states(one.runner, head.ledger, one.files, name)
+        return saved.values
 
     assert (shown("s02")["state"], shown("s02")["state_version"]) == ({"n": 5, "doubled": True}, 2)
     assert (shown("s04")["state"], shown("s04")["state_version"]) == ({"n": 8, "doubled": True}, 1)

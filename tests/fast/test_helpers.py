@@ -162,7 +162,7 @@ def test_what_is_not_as_usual_is_folded_again_alone(
     sent = produced(1, 500, {})
     sent.insert(300, bad)
     result = folded(file, batches(sent, 0), 0, len(sent), (), 2, "a")
-    assert result.lacks_headers
+    assert result.needs_headers_and_one_process
     assert result.certificate is None
 
 
@@ -174,7 +174,7 @@ def test_a_halt_at_a_hole_is_folded_again_alone(file: stream_files.StreamFile) -
         work = PartitionWork(partition=PLACE, start=0, end=600, epoch=0, topic_id="id", attempt="a")
         with fold.with_helpers(file, work, kit, 2) as ready:
             result = read_result(run_task(work, message_batches(given), ready))
-    assert result.lacks_headers
+    assert result.needs_headers_and_one_process
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from seriatim.operations.release import release_session
 from seriatim.stream import OutputSettings, Stream, TableSettings
 from seriatim.testing import MemoryStream
 from tests.operations.memory_streams import A0, A1, B0, create_filled_stream, send
+from tests.operations.repair_helper import repair
 from tests.operations.test_crash_points import Killed, killer
 from tests.operations.test_sweep import named, there
 
@@ -142,6 +143,20 @@ def test_nobody_is_released_where_the_topic_waits_for_a_decision() -> None:
     with pytest.raises(ConfigError, match="waits: re-created") as caught:
         release_session(made.open(), "s", "why not")
     assert "seriatim accept s in-a" in caught.value.next
+
+
+def test_nobody_is_released_where_messages_are_gone_before_that_is_passed_over() -> None:
+    """`accept` refuses a topic that was not created again, so the advice is to go on without them."""
+    made = hurt(tier="strict")
+    send(made, A0, 8, 9)
+    made.kafka.delete_records(A0, 7)
+    made.run()
+    with pytest.raises(ConfigError, match="waits: expired, so no session in it") as caught:
+        release_session(made.open(), "s", "why not")
+    assert "accept" not in caught.value.next
+    assert caught.value.next.endswith("seriatim repair s --partition in-a/0 --forward --apply")
+    repair(made, partition="in-a/0", forward=True)
+    assert release_session(made.open(), "s", "why not").partition == A0
 
 
 def test_a_release_on_a_ledger_that_moves_is_made_on_top_of_it() -> None:

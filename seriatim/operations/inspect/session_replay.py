@@ -8,7 +8,7 @@ point, the first wrong offset, or what touched a row are all built on it.
    whose state files can be loaded.
 3. Fold the session's messages from there on, as Kafka still has them.
 4. Repeat between the messages what happened then without a message: a person released the session,
-   or a loss was passed over by `seriatim forward`.
+   or a loss was passed over by `seriatim repair --forward`.
 
 Where Kafka no longer has the messages, a ConfigError says so and names what can be looked at
 instead.
@@ -34,7 +34,7 @@ from seriatim.errors import ConfigError, IntegrityError, raise_broken_promise
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import Account, Ledger
 from seriatim.operations.inspect.tracing import FoldSnapshot, SessionMessage, TraceStep, TracingFold
-from seriatim.operations.locate_session import locate_session
+from seriatim.operations.locate_session import locate_session, split_off_newest
 from seriatim.operations.rewind import (
     BaseSearch,
     CommitPoint,
@@ -64,8 +64,8 @@ class SessionLocation(Struct, kw_only=True):
 
     partition: Partition
     session: Session
-    other_partitions: list[Partition] = field(default_factory=list)
-    """Partitions of the topic that have state of the session as well."""
+    other_sessions: dict[Partition, Session] = field(default_factory=dict)
+    """The session in other partitions of the topic, where it may be in quarantine."""
 
 
 def find_session(
@@ -96,11 +96,9 @@ def find_session(
             f"{stream_name}: session {name!r} lives in {', '.join(topics)}",
             next="choose one with --topic",
         )
-    # A session that moved has state in two partitions: its messages come to the newer one.
-    newest = max(sessions, key=lambda key: sessions[key].timestamp)
-    other_partitions = [other for other in sessions if other != newest]
+    newest, other_sessions = split_off_newest(sessions)
     return SessionLocation(
-        partition=newest, session=sessions[newest], other_partitions=other_partitions
+        partition=newest, session=sessions[newest], other_sessions=other_sessions
     )
 
 

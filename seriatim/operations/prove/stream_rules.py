@@ -50,7 +50,7 @@ ORPHAN_OF_COMPACTION = (
     " it"
 )
 ORPHAN_OF_OTHERS = (
-    "not of a name that Seriatim gives: ask who put it there, and delete it if nobody needs it"
+    "Seriatim gives no file such a name: ask who put it there, and delete it if nobody needs it"
 )
 REBUILD_ADVICE = "`seriatim rebuild {stream}` makes it again from the ledger"
 SIGN_OFF_ADVICE = (
