@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import psutil
@@ -49,7 +51,13 @@ from seriatim.engine.offsets import (
     cut_into_slices,
     drop_empty_ranges,
 )
-from seriatim.errors import SIGKILL_ADVICE, SIGKILL_CAUSE, PlatformError, raise_broken_promise
+from seriatim.errors import (
+    SIGKILL_ADVICE,
+    SIGKILL_CAUSE,
+    ConfigError,
+    PlatformError,
+    raise_broken_promise,
+)
 from seriatim.kafka import worker_setup
 from seriatim.kafka.client import ClientSettings
 from seriatim.kafka.executors import ExecutorWatcher
@@ -106,6 +114,13 @@ JVM_DEATH_ERRORS = ("Answer from Java side is empty", *HEAP)
 """Errors that mean that the JVM died or has no memory left."""
 JVM_END_SECONDS = 5.0
 """How long we wait for the process to end after the JVM has stopped answering."""
+CONNECT_PORT = 15002
+"""The port of a Spark Connect server whose address has none."""
+CONNECT_SECONDS_MAX = 20.0
+CONNECT_RETRIES_MAX = 6
+"""How often the client of Spark Connect asks again a server that has gone: for about a minute. Its own
+default is about ten.
+"""
 SESSION_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
@@ -173,8 +188,35 @@ def _watched(session: SparkSession, watcher: ExecutorWatcher) -> SparkSession:
 
 def create_remote_session(address: str) -> SparkSession:
     """A session of a Spark Connect server, such as sc://host:15002. Its settings are the server's."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
     _silence_py4j()
-    return _start_session(SparkSession.builder.remote(address), {})
+    _refuse_dead_server(address)
+    session = _start_session(SparkSession.builder.remote(address), {})
+    client: Any = session.client
+    client.set_retry_policies([DefaultPolicy(max_retries=CONNECT_RETRIES_MAX)])
+    return session
+
+
+def _refuse_dead_server(address: str) -> None:
+    """Refuse a Spark Connect server that nobody reaches: its client would try for ten minutes, and say
+    nothing.
+    """
+    try:
+        parts = urlsplit(address)
+        place = (parts.hostname or "", parts.port or CONNECT_PORT)
+    except ValueError as error:
+        raise ConfigError(
+            f"settings: spark_remote: {address}: {error}", next="such as sc://HOST:PORT"
+        ) from None
+    try:
+        socket.create_connection(place, CONNECT_SECONDS_MAX).close()
+    except OSError as error:
+        raise PlatformError(
+            f"the Spark Connect server {address} cannot be reached",
+            cause=str(error),
+            next="start it, or correct SERIATIM_SPARK_REMOTE, then run again",
+        ) from error
 
 
 def _start_session(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
