@@ -339,6 +339,20 @@ def test_the_address_of_the_driver(
         assert chosen["spark.driver.bindAddress"] == bind
 
 
+def test_a_silent_host_is_noticed_soon(tmp_path: Path) -> None:
+    """Spark's own defaults let a slice wait for a host behind a cut cable for up to three minutes."""
+    settings = config.load_settings({"HOME": str(tmp_path)}, tmp_path)
+    chosen = spark_settings.cluster_spark_settings("spark://127.0.0.1:7077", settings)
+    seconds = [
+        int(chosen[f"spark.network.{name}"].removesuffix("s"))
+        for name in ("timeout", "timeoutInterval")
+    ]
+    assert sum(seconds) <= 70
+    # Three times, before an executor gives up.
+    connecting = chosen["spark.rpc.io.connectionCreationTimeout"]
+    assert 3 * int(connecting.removesuffix("s")) <= 30
+
+
 def test_a_master_without_an_address_leaves_the_driver_to_spark(tmp_path: Path) -> None:
     """YARN's address is in Hadoop's files."""
     settings = config.load_settings({"HOME": str(tmp_path)}, tmp_path)
