@@ -191,6 +191,8 @@ def create_remote_session(address: str) -> SparkSession:
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     _silence_py4j()
+    # The error that comes after it says more.
+    warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
     _refuse_dead_server(address)
     session = _start_session(SparkSession.builder.remote(address), {})
     client: Any = session.client
@@ -292,6 +294,12 @@ def translate_spark_errors() -> Iterator[None]:
         for watcher in _watchers:
             if watcher.error is not None:
                 raise watcher.error from None
+        if is_connect_server_gone(error):
+            raise PlatformError(
+                "the Spark Connect server is gone",
+                cause=first_error_line(error),
+                next="start it, then run again: a run goes on from the last commit",
+            ) from error
         if is_jvm_dead(error):
             raise death(error, _jvm_signal()) from error
         text = str(error)
@@ -327,6 +335,17 @@ def death(error: Exception, signal_number: int | None) -> PlatformError:
         return PlatformError(message, cause=SIGKILL_CAUSE, next=advice)
     advice = "run again: a run goes on from the last commit"
     return PlatformError(message, cause="somebody ended it", next=advice)
+
+
+def is_connect_server_gone(error: Exception) -> bool:
+    """Whether an error means that nobody answers for the Spark Connect server, or a server that was
+    started anew and does not know our session.
+    """
+    # Errors of Spark's classic API have no such code.
+    find_code = getattr(error, "getGrpcStatusCode", None)
+    if find_code is None:
+        return False
+    return find_code().name == "UNAVAILABLE" or "INVALID_HANDLE" in str(error)
 
 
 def _jvm_signal() -> int | None:
