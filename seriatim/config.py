@@ -336,7 +336,7 @@ def worker_python_variables(*, is_local: bool) -> dict[str, str]:
     packages. On this host they start by a script that makes them start sooner.
     """
     program = sys.executable
-    script = str(files("seriatim.embedded") / "worker_python.sh")
+    script = _worker_script()
     # A package that was unpacked by other means than an installer may have lost the mode.
     if is_local and os.access(script, os.X_OK):
         program = script
@@ -347,12 +347,19 @@ def worker_python_variables(*, is_local: bool) -> dict[str, str]:
     }
 
 
+def _worker_script() -> str:
+    return str(files("seriatim.embedded") / "worker_python.sh")
+
+
 def use_this_python(*, is_local: bool) -> None:
     """Set these variables for the Spark that this process starts. On the hosts of a cluster Python may
     be elsewhere: there PYSPARK_PYTHON of the environment is kept.
     """
     variables = worker_python_variables(is_local=is_local)
-    if not is_local and os.environ.get("PYSPARK_PYTHON"):
+    named = os.environ.get("PYSPARK_PYTHON")
+    # Our own script is no choice of a person: a local Spark of this process, or of the one that started
+    # it, has left it there. It works on this host alone.
+    if not is_local and named and named != _worker_script():
         del variables["PYSPARK_PYTHON"]
     os.environ.update(variables)
 

@@ -79,6 +79,7 @@ PYTHON_ERROR = re.compile(
     r"[\w.]+(Error|Exception|Interrupt|Exit|SourceFailedError|UnreadableMessageError)\b"
 )
 TRACEBACK_LINE = "Traceback (most recent call last):"
+PYTHON_START_LINE = "Error from python worker:"
 ERROR_LINE_MAX = 600
 KAFKA_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 UNBOUNDED_BATCH_BYTES = str(2**31 - 1)
@@ -835,4 +836,7 @@ def first_error_line(error: BaseException) -> str:
         line = lines[0]
     else:
         line = type(error).__name__
+    # A Python that did not start has no exception of its own, and Spark's has no text.
+    if PYTHON_START_LINE in lines[:-1] and line.endswith(":"):
+        line = lines[lines.index(PYTHON_START_LINE) + 1]
     return line[:ERROR_LINE_MAX]
