@@ -109,6 +109,10 @@ UNREADABLE_MESSAGE_ERRORS = (
 """The errors of Spark's source, and of ours, for a message whose timestamp in microseconds does not
 fit into 64 bits.
 """
+MASTER_GONE = ("All masters are unresponsive", "Master removed our application")
+"""Spark's errors if the master of a standalone cluster was not found for a minute, or has ended the
+application.
+"""
 HEAP = ("Java heap space", "OutOfMemoryError")
 """Java's errors when it has no memory left."""
 JVM_DEATH_ERRORS = ("Answer from Java side is empty", *HEAP)
@@ -295,6 +299,12 @@ def translate_spark_errors() -> Iterator[None]:
         for watcher in _watchers:
             if watcher.error is not None:
                 raise watcher.error from None
+        if any(phrase in str(error) for phrase in MASTER_GONE):
+            raise PlatformError(
+                "the master of Spark does not answer, or has ended our application",
+                cause=first_error_line(error),
+                next="see whether SERIATIM_SPARK_MASTER is right and the master runs, then run again",
+            ) from error
         if is_connect_server_gone(error):
             raise PlatformError(
                 "the Spark Connect server is gone",

@@ -111,6 +111,14 @@ def test_a_dead_spark_is_told_from_a_failed_reading(error: Exception, died: bool
     assert is_jvm_dead(error) is died
 
 
+def test_a_master_that_does_not_answer_is_no_failed_reading() -> None:
+    """It would be said that reading from Kafka broke."""
+    text = "Job aborted due to stage failure: All masters are unresponsive! Giving up."
+    with pytest.raises(PlatformError, match="master of Spark") as raised, translate_spark_errors():
+        raise PySparkException(text)
+    assert "SERIATIM_SPARK_MASTER" in raised.value.next
+
+
 @pytest.mark.parametrize(
     ("message", "code", "is_gone"),
     [
