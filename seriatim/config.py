@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -31,6 +31,8 @@ CONNECTIONS = f"{ENVIRONMENT_PREFIX}CONNECTIONS"
 """The variable with the path of a file of named Kafka clusters, stores and schema registries. It has secrets, and each
 process reads it by itself, also on workers; so it is no setting of seriatim.toml.
 """
+CONNECT_SCHEME = "sc://"
+MASTERS_WITHOUT_ADDRESS = ("local", "yarn")
 Environment = Mapping[str, str]
 """Environment variables by name."""
 
@@ -54,9 +56,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
     spark_driver_bind_address: str = ""
     """The address at which the driver listens, if it is another one: in a container, behind NAT."""
-    spark_executor_wait_seconds: int = 300
+    spark_executor_wait_seconds: Annotated[int, msgspec.Meta(ge=0)] = 300
     """How long is waited for the first executor of a cluster."""
-    spark_records_min: int = 5_000_000
+    spark_records_min: Annotated[int, msgspec.Meta(ge=0)] = 5_000_000
     """From how many records on check, verify, publish, compact and the joining of repair work on the
     executors of a cluster.
     """
@@ -119,6 +121,7 @@ def load_settings(environ: dict[str, str] | None = None, folder: Path | None = N
         raise ConfigError(
             f"settings: {error}", next="fix the SERIATIM_* variable or seriatim.toml"
         ) from None
+    _refuse_wrong_spark_addresses(settings)
     paths = {}
     for name in ("home", "streams", "outbox"):
         advice = f"fix {_variable_name(name)}"
@@ -134,6 +137,27 @@ def load_settings(environ: dict[str, str] | None = None, folder: Path | None = N
         outbox = str(paths["outbox"])
     del paths["outbox"]
     return msgspec.structs.replace(settings, outbox=outbox, **paths)
+
+
+def _refuse_wrong_spark_addresses(settings: Settings) -> None:
+    """Spark itself would say this late, by a stack trace, or after many tries to connect."""
+    master = settings.spark_master
+    if master.startswith(CONNECT_SCHEME):
+        raise ConfigError(
+            f"settings: spark_master: {master} is a Spark Connect server, and no master",
+            next=f"set {_variable_name('spark_remote')} to it instead",
+        )
+    if "://" not in master and not master.startswith(MASTERS_WITHOUT_ADDRESS):
+        raise ConfigError(
+            f"settings: spark_master: {master} is no address of a master",
+            next="such as spark://HOST:PORT, k8s://https://HOST:PORT, yarn or local[2]",
+        )
+    remote = settings.spark_remote
+    if remote and not remote.startswith(CONNECT_SCHEME):
+        raise ConfigError(
+            f"settings: spark_remote: {remote} is no address of a Spark Connect server",
+            next=f"such as {CONNECT_SCHEME}HOST:PORT",
+        )
 
 
 def _variable_name(field: str) -> str:
@@ -312,7 +336,7 @@ def worker_python_variables(*, is_local: bool) -> dict[str, str]:
     packages. On this host they start by a script that makes them start sooner.
     """
     program = sys.executable
-    script = str(files("seriatim.embedded") / "worker_python.sh")
+    script = _worker_script()
     # A package that was unpacked by other means than an installer may have lost the mode.
     if is_local and os.access(script, os.X_OK):
         program = script
@@ -323,12 +347,19 @@ def worker_python_variables(*, is_local: bool) -> dict[str, str]:
     }
 
 
+def _worker_script() -> str:
+    return str(files("seriatim.embedded") / "worker_python.sh")
+
+
 def use_this_python(*, is_local: bool) -> None:
     """Set these variables for the Spark that this process starts. On the hosts of a cluster Python may
     be elsewhere: there PYSPARK_PYTHON of the environment is kept.
     """
     variables = worker_python_variables(is_local=is_local)
-    if not is_local and os.environ.get("PYSPARK_PYTHON"):
+    named = os.environ.get("PYSPARK_PYTHON")
+    # Our own script is no choice of a person: a local Spark of this process, or of the one that started
+    # it, has left it there. It works on this host alone.
+    if not is_local and named and named != _worker_script():
         del variables["PYSPARK_PYTHON"]
     os.environ.update(variables)
 

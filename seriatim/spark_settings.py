@@ -20,6 +20,14 @@ NETWORK_TIMEOUT_SECONDS = 60
 """How long Spark waits for an executor that is silent, such as one behind a cut cable. Its own default
 is twice as long.
 """
+SILENCE_CHECK_SECONDS = 10
+"""How often Spark looks for executors that have been silent so long. Its own default is a minute, which comes on
+top.
+"""
+CONNECT_SECONDS_MAX = 10
+"""How long an executor waits for a connection to the driver, three times before it gives up. Spark's default is its
+network timeout: an executor behind a firewall that drops packets would live for minutes, and say nothing.
+"""
 
 
 def java_options(*streams: Stream, class_archive: str = "") -> str:
@@ -53,6 +61,8 @@ def cluster_spark_settings(master: str, settings: Settings) -> dict[str, str]:
     all_settings = {
         "spark.python.daemon.module": DAEMON_MODULE,
         "spark.network.timeout": f"{NETWORK_TIMEOUT_SECONDS}s",
+        "spark.network.timeoutInterval": f"{SILENCE_CHECK_SECONDS}s",
+        "spark.rpc.io.connectionCreationTimeout": f"{CONNECT_SECONDS_MAX}s",
     }
     host = settings.spark_driver_host or _address_towards(master)
     if host:

@@ -50,7 +50,7 @@ machine = "table"
 key = ["id"]
 columns = {{ id = "string" }}
 [output]
-path = "lake/s"
+path = "{path}"
 """
 
 
@@ -80,10 +80,10 @@ class FakeSession:
         self.archives.append(path)
 
 
-def _file(folder: Path, more: str = "") -> StreamFile:
+def _file(folder: Path, more: str = "", path: str = "lake/s") -> StreamFile:
     streams = folder / "streams"
     streams.mkdir(exist_ok=True)
-    (streams / "s.toml").write_text(STREAM.format(more=more))
+    (streams / "s.toml").write_text(STREAM.format(more=more, path=path))
     return stream_files.load_stream("s", streams)
 
 
@@ -184,6 +184,38 @@ def test_a_named_cluster_is_sent_by_its_name(
     assert PASSWORD.encode() not in dumps(
         context.SparkFoldTask(file, context.WorkTable({}), access)
     )
+
+
+def test_no_secret_of_a_named_store_or_registry_is_in_a_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither from variables nor from the file of connections: a task has the names, and its worker
+    looks them up.
+    """
+    connections = tmp_path / "connections.toml"
+    connections.write_text(
+        f'[registry.west]\nurl = "http://127.0.0.1:9"\nuser = "me"\npassword = "{PASSWORD}"\n'
+    )
+    connections.chmod(0o600)
+    monkeypatch.setenv("SERIATIM_CONNECTIONS", str(connections))
+    monkeypatch.setenv("SERIATIM_STORE_LAKE_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("SERIATIM_STORE_LAKE_SECRET_ACCESS_KEY", PASSWORD)
+    monkeypatch.setenv("SERIATIM_STORE_LAKE_REGION", "here")
+    more = 'decoder = "avro"\nregistry = "west"\nstore = "lake"'
+    file = _file(tmp_path, more, path="s3://bucket/out")
+    assert config.named_connection("registry", "west")["password"] == PASSWORD
+    store = open_store(file.stream.output.path)
+    assert PASSWORD in repr(vars(store))
+    prover = PartitionProver(RecordScan(store), StateFiles(store, "s"))
+    functions: list[Any] = [
+        context.SparkFoldTask(file, context.WorkTable({})),
+        PartitionCheck(prover, GreatExpectations(store), Suite("s")),
+        FileCopier(ParquetRewriter(store, "s"), StateFiles(store, "s")),
+    ]
+    for function in functions:
+        texts = texts_of(dumps(_WorkMapper(function, "files")))
+        assert any("lake+s3" in text for text in texts)
+        assert [text for text in texts if PASSWORD in text] == []
 
 
 def test_a_worker_reads_the_file_that_its_own_environment_names(
@@ -305,6 +337,20 @@ def test_the_address_of_the_driver(
         chosen = spark_settings.cluster_spark_settings(master, settings)
         assert chosen["spark.driver.host"] == host
         assert chosen["spark.driver.bindAddress"] == bind
+
+
+def test_a_silent_host_is_noticed_soon(tmp_path: Path) -> None:
+    """Spark's own defaults let a slice wait for a host behind a cut cable for up to three minutes."""
+    settings = config.load_settings({"HOME": str(tmp_path)}, tmp_path)
+    chosen = spark_settings.cluster_spark_settings("spark://127.0.0.1:7077", settings)
+    seconds = [
+        int(chosen[f"spark.network.{name}"].removesuffix("s"))
+        for name in ("timeout", "timeoutInterval")
+    ]
+    assert sum(seconds) <= 70
+    # Three times, before an executor gives up.
+    connecting = chosen["spark.rpc.io.connectionCreationTimeout"]
+    assert 3 * int(connecting.removesuffix("s")) <= 30
 
 
 def test_a_master_without_an_address_leaves_the_driver_to_spark(tmp_path: Path) -> None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import zipfile
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from airflow.cli import cli_parser
 
 from seriatim.config import ENVIRONMENT_PREFIX, Settings
-from seriatim.embedded import s3
+from seriatim.embedded import cluster, s3
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docker-compose.yaml").read_text()
@@ -172,6 +174,37 @@ def test_the_image_is_made_of_what_is_there() -> None:
     assert [line.split()[1] for line in DOCKERFILE.splitlines() if line.startswith("USER")][
         -1
     ] == "airflow"
+
+
+def test_airflow_knows_its_commands() -> None:
+    """What services run, and what their health checks ask, is parsed by Airflow's own command line."""
+    parser = cli_parser.get_parser()
+    for service in SERVICES.values():
+        # The image runs `airflow` by itself.
+        if service["image"] != SERVICES["scheduler"]["image"] or "entrypoint" in service:
+            continue
+        assert parser.parse_args(service["command"]).func
+        _, *check = service.get("healthcheck", {"test": ["CMD", "curl"]})["test"]
+        assert check[0] in {"airflow", "curl"}
+        if check[0] == "airflow":
+            parser.parse_args(check[1:])
+
+
+def test_the_spark_of_compose_is_that_of_the_package() -> None:
+    """Its programs are in the pyspark package, and the workers, Airflow's connection and the documents
+    name the master's address.
+    """
+    (master,) = SERVICES["spark"]["command"]
+    (worker,) = SERVICES["spark-worker"]["command"]
+    assert master == f"exec spark-class {cluster.MASTER_CLASS} --host spark --port 7077"
+    assert worker == f"exec spark-class {cluster.WORKER_CLASS} spark://spark:7077"
+    assert '"host": "spark://spark:7077"' in DEPLOYING
+    program, *_ = cluster.spark_class_command(cluster.MASTER_CLASS)
+    assert Path(program).exists()
+    for main_class in (cluster.MASTER_CLASS, cluster.WORKER_CLASS):
+        (jar,) = (Path(program).parent.parent / "jars").glob("spark-core_*.jar")
+        with zipfile.ZipFile(jar) as archive:
+            assert f"{main_class.replace('.', '/')}.class" in archive.namelist()
 
 
 def test_versions_are_those_that_were_tried() -> None:

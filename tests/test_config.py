@@ -88,6 +88,39 @@ def test_a_wrong_choice_is_refused(tmp_path: Path) -> None:
         config.load_settings({"SERIATIM_SMTP_TLS": "maybe"}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "words"),
+    [
+        ("SERIATIM_SPARK_MASTER", "sc://spark:15002", "SERIATIM_SPARK_REMOTE"),
+        ("SERIATIM_SPARK_MASTER", "spark:7077", "spark://HOST:PORT"),
+        ("SERIATIM_SPARK_MASTER", "10.0.0.7", "spark://HOST:PORT"),
+        ("SERIATIM_SPARK_REMOTE", "spark:15002", "sc://HOST:PORT"),
+        ("SERIATIM_SPARK_REMOTE", "spark://spark:7077", "sc://HOST:PORT"),
+        ("SERIATIM_SPARK_EXECUTOR_WAIT_SECONDS", "-1", "spark_executor_wait_seconds"),
+        ("SERIATIM_SPARK_RECORDS_MIN", "-1", "spark_records_min"),
+    ],
+)
+def test_an_address_of_another_kind_is_refused(
+    tmp_path: Path, variable: str, value: str, words: str
+) -> None:
+    """Before Spark is started, which would say it late or not at all."""
+    with pytest.raises(ConfigError) as refused:
+        config.load_settings({"HOME": str(tmp_path), variable: value}, tmp_path)
+    assert words in refused.value.render()
+
+
+@pytest.mark.parametrize(
+    "master",
+    ["local", "local[2,4]", "local-cluster[2,1,1024]", "yarn", "spark://a:1,b:2", "k8s://a"],
+)
+def test_every_master_of_spark_is_taken(tmp_path: Path, master: str) -> None:
+    """Also of a cluster manager that we do not know, if it has an address."""
+    settings = config.load_settings(
+        {"HOME": str(tmp_path), "SERIATIM_SPARK_MASTER": master}, tmp_path
+    )
+    assert settings.spark_master == master
+
+
 def test_a_password_is_in_no_text_of_settings() -> None:
     """Whoever prints them, in a log or an error, prints no secret."""
     settings = config.load_settings(

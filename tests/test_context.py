@@ -8,7 +8,9 @@ import pytest
 
 from seriatim.config import Settings
 from seriatim.context import ReaderChoice, choose_reader
-from seriatim.errors import ConfigError
+from seriatim.embedded.server_process import free_port
+from seriatim.errors import ConfigError, PlatformError, SeriatimError
+from seriatim.kafka.spark_reader import create_remote_session
 from seriatim.stream import parse_stream
 from tests.test_stream import given
 
@@ -51,3 +53,20 @@ def test_spark_connect_cannot_read_by_sparks_own_source(
     """Its batches would run on the server, which cannot commit: refused before Spark is asked."""
     with pytest.raises(ConfigError, match="Spark Connect"):
         chosen(read, kafka, REMOTE)
+
+
+@pytest.mark.parametrize(
+    ("address", "kind", "words"),
+    [
+        ("sc://127.0.0.1:{port}", PlatformError, "cannot be reached"),
+        ("sc://127.0.0.1:{port}/;user_id=me", PlatformError, "cannot be reached"),
+        ("sc://127.0.0.1:port", ConfigError, "spark_remote"),
+        ("sc://127.0.0.1:99999", ConfigError, "spark_remote"),
+    ],
+)
+def test_a_spark_connect_server_that_is_not_there_is_named_at_once(
+    address: str, kind: type[SeriatimError], words: str
+) -> None:
+    """Its client would try to connect for ten minutes, without a word."""
+    with pytest.raises(kind, match=words):
+        create_remote_session(address.format(port=free_port()))

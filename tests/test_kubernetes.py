@@ -4,10 +4,14 @@ code reads and exits with.
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 import yaml
 
@@ -139,6 +143,44 @@ def test_the_stream_file_can_be_read() -> None:
     assert stream_files.is_in_bucket(file.stream)
     (container,) = _pods()["driver"]["spec"]["containers"]
     assert container["args"][:2] == ["run", file.stream.name]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--version"], "seriatim "),
+        (["run", "--help"], "seriatim run"),
+        (["driver", "--version"], f"version {pyspark.__version__}"),
+    ],
+    ids=["seriatim", "command", "driver"],
+)
+def test_what_a_container_does(arguments: list[str], words: str) -> None:
+    """Commands of seriatim, and Spark's driver as operators start it."""
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = ["bash", str(FOLDER / "entrypoint.sh"), *arguments]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert words in ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    "path", sorted((FOLDER / "examples").iterdir()), ids=lambda path: path.stem
+)
+def test_an_example_names_what_is_there(path: Path) -> None:
+    """The image, the account, the program and the versions are those of the base and of the package."""
+    text = path.read_text()
+    values = yaml.safe_load(text)
+    assert values
+    account = _documents("access.yaml")[0]["metadata"]["name"]
+    assert account in re.findall(r"(?:serviceAccount(?:Name)?|name): (\S+)", text)
+    (override,) = KUSTOMIZATION["images"]
+    assert override["newTag"] in text
+    for program in re.findall(r"local:///opt/seriatim/([\w/.]+)", text):
+        assert (ROOT / program).exists()
+    for version in re.findall(r'sparkVersion: "?([\d.]+)', text):
+        assert version == pyspark.__version__
+    known = {f"{ENVIRONMENT_PREFIX}{field.upper()}" for field in Settings.__struct_fields__}
+    assert set(re.findall(r"name: (SERIATIM_\w+)", text)) <= known
 
 
 def test_the_image_copies_what_is_there() -> None:

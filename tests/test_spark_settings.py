@@ -98,6 +98,27 @@ def test_workers_import_what_is_installed_and_no_zip() -> None:
     assert not any(entry in ended.stdout for entry in spark_entries)
 
 
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [("", sys.executable), ("/opt/python", "/opt/python"), ("our script", sys.executable)],
+)
+def test_the_python_of_a_cluster_is_chosen_by_people(
+    monkeypatch: pytest.MonkeyPatch, named: str, expected: str
+) -> None:
+    """A local Spark, of this process or of the one that started it, leaves a script in the environment
+    that works on its own host alone: that is nobody's choice.
+    """
+    for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", config.WORKER_PYTHON):
+        monkeypatch.setenv(name, "")
+    if named == "our script":
+        config.use_this_python(is_local=True)
+        assert os.environ["PYSPARK_PYTHON"].endswith("worker_python.sh")
+    elif named:
+        monkeypatch.setenv("PYSPARK_PYTHON", named)
+    config.use_this_python(is_local=False)
+    assert os.environ["PYSPARK_PYTHON"] == expected
+
+
 def test_workers_elsewhere_start_without_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
     """Executors on other hosts do not have it, and an unpacked package may have lost its mode."""
     variables = config.worker_python_variables(is_local=False)

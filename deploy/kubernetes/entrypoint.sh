@@ -1,14 +1,21 @@
 #!/bin/bash
-# What a container of the image does: `executor` is what Spark asks of an executor's pod; anything else is a
-# command of seriatim.
+# What a container of the image does: `executor` is what Spark asks of an executor's pod, `driver` what an operator
+# asks of a driver's pod in cluster mode; anything else is a command of seriatim.
 set -euo pipefail
 
-if [ "${1:-}" != executor ]; then
+if [ "${1:-}" != executor ] && [ "${1:-}" != driver ]; then
     exec seriatim "$@"
 fi
 
 SPARK_HOME=$(python3 -c 'import importlib.util, os; print(os.path.dirname(importlib.util.find_spec("pyspark").origin))')
 export SPARK_HOME
+
+if [ "$1" = driver ]; then
+    shift
+    exec "$SPARK_HOME/bin/spark-submit" --deploy-mode client \
+        --conf "spark.driver.bindAddress=${SPARK_DRIVER_BIND_ADDRESS:-0.0.0.0}" "$@"
+fi
+
 # Spark hands each of its Java options over in a variable of its own.
 java_options=()
 while IFS= read -r option; do

@@ -25,6 +25,12 @@ from seriatim.errors import ConfigError, PlatformError, SeriatimError
 
 DEATHS_MAX = 4
 """So many executors that die one after the other, without one that works, are no accident."""
+FIRST_DEATHS = 2
+FIRST_DEATHS_SECONDS = 75.0
+"""Nor are so many in this time, where none has ever worked. Packets to a wrong address may just vanish: then an
+executor lives for half a minute (spark_settings.py says how long it tries), and a single worker starts one after the
+other.
+"""
 NOTICE_EVERY_SECONDS = 30.0
 POLL_SECONDS = 1.0
 CLIENT_LOGGER = "org.apache.spark.deploy.client.StandaloneAppClient$ClientEndpoint"
@@ -77,7 +83,12 @@ class ExecutorWatch:
         # An executor that was started and says nothing may hang at a wrong address, or its host may be
         # slow: only the whole wait tells.
         has_waited = waited_seconds >= self.wait_seconds
-        if died >= DEATHS_MAX or (has_waited and granted > 0):
+        has_never_begun = (
+            not self.has_ever_registered
+            and died >= FIRST_DEATHS
+            and waited_seconds >= FIRST_DEATHS_SECONDS
+        )
+        if died >= DEATHS_MAX or has_never_begun or (has_waited and granted > 0):
             if self.has_ever_registered:
                 return self._dying_error(died)
             return self._unreachable_error(granted, died)

@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 import psutil
@@ -49,7 +51,13 @@ from seriatim.engine.offsets import (
     cut_into_slices,
     drop_empty_ranges,
 )
-from seriatim.errors import SIGKILL_ADVICE, SIGKILL_CAUSE, PlatformError, raise_broken_promise
+from seriatim.errors import (
+    SIGKILL_ADVICE,
+    SIGKILL_CAUSE,
+    ConfigError,
+    PlatformError,
+    raise_broken_promise,
+)
 from seriatim.kafka import worker_setup
 from seriatim.kafka.client import ClientSettings
 from seriatim.kafka.executors import ExecutorWatcher
@@ -71,6 +79,7 @@ PYTHON_ERROR = re.compile(
     r"[\w.]+(Error|Exception|Interrupt|Exit|SourceFailedError|UnreadableMessageError)\b"
 )
 TRACEBACK_LINE = "Traceback (most recent call last):"
+PYTHON_START_LINE = "Error from python worker:"
 ERROR_LINE_MAX = 600
 KAFKA_COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value")
 UNBOUNDED_BATCH_BYTES = str(2**31 - 1)
@@ -100,12 +109,23 @@ UNREADABLE_MESSAGE_ERRORS = (
 """The errors of Spark's source, and of ours, for a message whose timestamp in microseconds does not
 fit into 64 bits.
 """
+MASTER_GONE = ("All masters are unresponsive", "Master removed our application")
+"""Spark's errors if the master of a standalone cluster was not found for a minute, or has ended the
+application.
+"""
 HEAP = ("Java heap space", "OutOfMemoryError")
 """Java's errors when it has no memory left."""
 JVM_DEATH_ERRORS = ("Answer from Java side is empty", *HEAP)
 """Errors that mean that the JVM died or has no memory left."""
 JVM_END_SECONDS = 5.0
 """How long we wait for the process to end after the JVM has stopped answering."""
+CONNECT_PORT = 15002
+"""The port of a Spark Connect server whose address has none."""
+CONNECT_SECONDS_MAX = 20.0
+CONNECT_RETRIES_MAX = 6
+"""How often the client of Spark Connect asks again a server that has gone: for about a minute. Its own
+default is about ten.
+"""
 SESSION_SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "5000",
@@ -173,8 +193,37 @@ def _watched(session: SparkSession, watcher: ExecutorWatcher) -> SparkSession:
 
 def create_remote_session(address: str) -> SparkSession:
     """A session of a Spark Connect server, such as sc://host:15002. Its settings are the server's."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
     _silence_py4j()
-    return _start_session(SparkSession.builder.remote(address), {})
+    # The error that comes after it says more.
+    warnings.filterwarnings("ignore", message=r"\[RETRIES_EXCEEDED\]")
+    _refuse_dead_server(address)
+    session = _start_session(SparkSession.builder.remote(address), {})
+    client: Any = session.client
+    client.set_retry_policies([DefaultPolicy(max_retries=CONNECT_RETRIES_MAX)])
+    return session
+
+
+def _refuse_dead_server(address: str) -> None:
+    """Refuse a Spark Connect server that nobody reaches: its client would try for ten minutes, and say
+    nothing.
+    """
+    try:
+        parts = urlsplit(address)
+        place = (parts.hostname or "", parts.port or CONNECT_PORT)
+    except ValueError as error:
+        raise ConfigError(
+            f"settings: spark_remote: {address}: {error}", next="such as sc://HOST:PORT"
+        ) from None
+    try:
+        socket.create_connection(place, CONNECT_SECONDS_MAX).close()
+    except OSError as error:
+        raise PlatformError(
+            f"the Spark Connect server {address} cannot be reached",
+            cause=str(error),
+            next="start it, or correct SERIATIM_SPARK_REMOTE, then run again",
+        ) from error
 
 
 def _start_session(builder: SparkSession.Builder, settings: Mapping[str, str]) -> SparkSession:
@@ -250,6 +299,18 @@ def translate_spark_errors() -> Iterator[None]:
         for watcher in _watchers:
             if watcher.error is not None:
                 raise watcher.error from None
+        if any(phrase in str(error) for phrase in MASTER_GONE):
+            raise PlatformError(
+                "the master of Spark does not answer, or has ended our application",
+                cause=first_error_line(error),
+                next="see whether SERIATIM_SPARK_MASTER is right and the master runs, then run again",
+            ) from error
+        if is_connect_server_gone(error):
+            raise PlatformError(
+                "the Spark Connect server is gone",
+                cause=first_error_line(error),
+                next="start it, then run again: a run goes on from the last commit",
+            ) from error
         if is_jvm_dead(error):
             raise death(error, _jvm_signal()) from error
         text = str(error)
@@ -285,6 +346,17 @@ def death(error: Exception, signal_number: int | None) -> PlatformError:
         return PlatformError(message, cause=SIGKILL_CAUSE, next=advice)
     advice = "run again: a run goes on from the last commit"
     return PlatformError(message, cause="somebody ended it", next=advice)
+
+
+def is_connect_server_gone(error: Exception) -> bool:
+    """Whether an error means that nobody answers for the Spark Connect server, or a server that was
+    started anew and does not know our session.
+    """
+    # Errors of Spark's classic API have no such code.
+    find_code = getattr(error, "getGrpcStatusCode", None)
+    if find_code is None:
+        return False
+    return find_code().name == "UNAVAILABLE" or "INVALID_HANDLE" in str(error)
 
 
 def _jvm_signal() -> int | None:
@@ -774,4 +846,7 @@ def first_error_line(error: BaseException) -> str:
         line = lines[0]
     else:
         line = type(error).__name__
+    # A Python that did not start has no exception of its own, and Spark's has no text.
+    if PYTHON_START_LINE in lines[:-1] and line.endswith(":"):
+        line = lines[lines.index(PYTHON_START_LINE) + 1]
     return line[:ERROR_LINE_MAX]

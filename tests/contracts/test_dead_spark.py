@@ -7,10 +7,20 @@ import sys
 from typing import Any
 
 import pytest
+from grpc import StatusCode
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
+from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
-from seriatim.kafka.spark_reader import _spark_options, death, is_jvm_dead, stop_spark_session
+from seriatim.engine.files import SourceFailedError
+from seriatim.errors import PlatformError
+from seriatim.kafka.spark_reader import (
+    _spark_options,
+    death,
+    is_jvm_dead,
+    stop_spark_session,
+    translate_spark_errors,
+)
 from seriatim.ports import ReadOptions
 
 KILLED = """
@@ -99,6 +109,34 @@ def test_a_killed_spark_is_told_once_and_stops() -> None:
 def test_a_dead_spark_is_told_from_a_failed_reading(error: Exception, died: bool) -> None:
     """What Kafka refused is for discovery to judge; a JVM that is gone is not."""
     assert is_jvm_dead(error) is died
+
+
+def test_a_master_that_does_not_answer_is_no_failed_reading() -> None:
+    """It would be said that reading from Kafka broke."""
+    text = "Job aborted due to stage failure: All masters are unresponsive! Giving up."
+    with pytest.raises(PlatformError, match="master of Spark") as raised, translate_spark_errors():
+        raise PySparkException(text)
+    assert "SERIATIM_SPARK_MASTER" in raised.value.next
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "is_gone"),
+    [
+        ("failed to connect to all addresses", StatusCode.UNAVAILABLE, True),
+        ("[INVALID_HANDLE.SESSION_CHANGED] The handle is invalid", StatusCode.INTERNAL, True),
+        ("Job aborted: no leader for partition", StatusCode.INTERNAL, False),
+    ],
+    ids=["gone", "started anew", "a failed job"],
+)
+def test_a_lost_spark_connect_server_is_no_failed_reading(
+    message: str, code: StatusCode, is_gone: bool
+) -> None:
+    """It would be said that reading from Kafka broke."""
+    error = SparkConnectGrpcException(message=message, grpc_status_code=code)
+    with pytest.raises((PlatformError, SourceFailedError)) as raised, translate_spark_errors():
+        raise error
+    assert isinstance(raised.value, PlatformError) == is_gone
+    assert ("Spark Connect server is gone" in str(raised.value)) == is_gone
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,25 @@ def test_executors_that_hang_cannot_reach_the_driver_either() -> None:
     assert isinstance(watch.look(300, _counts(granted=1)), ConfigError)
 
 
+def test_executors_that_die_slowly_cannot_reach_the_driver() -> None:
+    """A single worker, whose packets to the driver vanish: each executor gives up after half a minute.
+    It is said within 90 seconds.
+    """
+    watch = _watch()
+    outcomes = []
+    for second in range(90):
+        died = second // 34
+        outcomes.append(watch.look(second, _counts(granted=died + 1, died=died)))
+    (error,) = {str(outcome) for outcome in outcomes if isinstance(outcome, ConfigError)}
+    assert "cannot reach the driver" in error
+    # Where executors have worked before, two that are lost may be an accident.
+    watch = _watch()
+    assert watch.look(0, _counts(registered=1, granted=1)) is None
+    for second in range(1, 90):
+        outcome = watch.look(second, _counts(granted=3, died=2))
+        assert outcome is None or isinstance(outcome, str)
+
+
 def test_no_executor_at_all_is_platform_trouble_after_the_wait() -> None:
     """Each 30 seconds a line says what is waited for; at the end the cluster is named."""
     watch = _watch()
