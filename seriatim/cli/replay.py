@@ -71,7 +71,8 @@ from seriatim.storage import scratch
 from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.scratch import MANIFEST_FILE, LayeredState
 from seriatim.storage.state_files import StateFiles
-from seriatim.storage.store import LocalStore, open_store
+from seriatim.storage.store import BUCKET_SCHEME, open_store
+from seriatim.stream import BUCKET_ADDRESS, MISTYPED_ADDRESS
 from seriatim.stream_files import StreamFile, describe_url_problem
 
 FILE_MACHINE = re.compile(r"(?P<path>.+\.py):(?P<name>[A-Za-z_]\w*)")
@@ -127,7 +128,10 @@ def replay(
         ),
     ] = False,
     to: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Fold a range into this new folder.")
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Fold a range into this new folder, or s3://BUCKET/PREFIX."
+        ),
     ] = None,
     _json: Json = False,
 ) -> ReplayedRanges | None:
@@ -140,7 +144,7 @@ def replay(
     quarantined; and what the message does: records, findings, after and outcome.
 
     With --to DIR a range of all partitions, or of --partition, is folded into DIR, by the stream's
-    machine or by another. `seriatim diff` compares it with the committed output.
+    machine or by another. DIR may be an address in a bucket. `seriatim diff` compares it with the committed output.
 
     Example: seriatim replay demo session-00007 --break 'offset == 41337'
 
@@ -229,7 +233,7 @@ def _stop_at_break_points(
 
 def replay_into_folder(
     stream: str,
-    target: Path,
+    target: str,
     *,
     machine: str | None,
     partition: str | None,
@@ -238,17 +242,28 @@ def replay_into_folder(
     until: str | None,
     fresh: bool,
 ) -> ReplayedRanges:
-    """Fold a range into a folder of its own.
+    """Fold a range into a folder of its own, or a place of its own in a bucket.
 
-    1. Refuse a folder that cannot be used, or that is the output of a stream.
+    1. Refuse a place that cannot be used, or that is the output of a stream.
     2. Open the stream, and load the machine to fold with.
-    3. Fold the ranges; files go to the folder only.
-    4. Write the tables, and last the manifest: a folder without it is incomplete.
+    3. Fold the ranges; files go to the place only.
+    4. Write the tables, and last the manifest: a place without it is incomplete.
     """
     # 1. Refuse.
-    folder = resolve_folder(target)
-    refuse_unusable_folder(folder)
-    _refuse_stream_outputs(folder)
+    is_folder = "://" not in target
+    if MISTYPED_ADDRESS.match(target):
+        raise ConfigError(
+            f"--to {target}: neither a folder nor an address in a bucket",
+            next="give an address like s3://BUCKET/PREFIX, or ./ and a folder",
+        )
+    if is_folder:
+        folder = resolve_folder(Path(target))
+        refuse_unusable_folder(folder)
+        address = str(folder)
+    else:
+        address = target.rstrip("/")
+        refuse_unusable_address(address)
+    _refuse_stream_outputs(address)
     with open_lookback(stream) as command:
         # 2. Open.
         file, is_same_machine = with_machine(command.file, machine)
@@ -260,26 +275,28 @@ def replay_into_folder(
         replay_run = ReplayRun(
             command.open_stream.with_machine(file, runner),
             command.head,
-            _task_context_factory(command, file, runner, folder),
+            _task_context_factory(command, file, runner, address),
             without_state=without_state,
             progress=progress,
         )
         ranges = _ranges_to_replay(command, replay_run, partition, topic, start, until)
         # 3. Fold.
-        create_folder(folder)
+        if is_folder:
+            create_folder(folder)
         try:
             outputs = list(replay_run.run(ranges))
         except ConfigError:
             # Refused before anything was written: the same command must find no folder in its way.
-            _remove_if_empty(folder)
+            if is_folder:
+                _remove_if_empty(folder)
             raise
         finally:
             progress.close()
         # 4. Write.
         manifest = _write_tables(
-            command, file, runner, folder, outputs, machine=machine, fresh=without_state
+            command, file, runner, address, outputs, machine=machine, fresh=without_state
         )
-        return ReplayedRanges(command.name, folder, outputs, manifest)
+        return ReplayedRanges(command.name, address, outputs, manifest)
 
 
 def resolve_folder(target: Path) -> Path:
@@ -353,18 +370,54 @@ def refuse_unusable_folder(folder: Path) -> None:
         )
 
 
-def _refuse_stream_outputs(folder: Path) -> None:
-    """Refuse a folder that a stream file names as its output, even if it does not exist yet."""
+def refuse_unusable_address(address: str) -> None:
+    """Refuse an address in a bucket below which something is, or that is inside an output."""
+    store = open_store(address)
+    if not BUCKET_ADDRESS.fullmatch(_without_store_name(address)):
+        raise ConfigError(
+            f"--to {address}: other characters than letters, digits and . _ = - are in it",
+            next="give an address like s3://BUCKET/PREFIX",
+        )
+    problem = ""
+    if store.size(MANIFEST_FILE) is not None:
+        problem = "a replay is in it already"
+    elif store.folders("") or store.stamps(""):
+        problem = "it is not empty"
+    parent = address
+    while not problem and "/" in parent.partition("://")[2]:
+        parent = parent.rpartition("/")[0]
+        # Whoever may not look there has no output of theirs there.
+        with suppress(ConfigError):
+            if open_store(parent).size("head.json") is not None:
+                problem = f"{parent} is an output"
+    if problem:
+        raise ConfigError(
+            f"--to {address}: {problem}", next="give a place where nothing is, outside of outputs"
+        )
+
+
+def _without_store_name(address: str) -> str:
+    """An address without the name of the store in front; a folder as it is."""
+    match = BUCKET_SCHEME.match(address)
+    return address if match is None else address[match.start("scheme") :]
+
+
+def _refuse_stream_outputs(address: str) -> None:
+    """Refuse a place that a stream file names as its output, even if it does not exist yet."""
+    place = f"{_without_store_name(address)}/"
     streams_folder = config.load_settings().streams
     for name in stream_files.list_streams(streams_folder):
         try:
             file = stream_files.load_stream(name, streams_folder)
         except ConfigError:  # a stream file that is wrong has no output to protect
             continue
-        output = Path(file.stream.output.path).resolve()
-        if folder == output or output in folder.parents or folder in output.parents:
+        output = _without_store_name(file.stream.output.path)
+        if not stream_files.is_in_bucket(file.stream):
+            output = str(Path(output).resolve())
+        output_place = f"{output}/"
+        if place.startswith(output_place) or output_place.startswith(place):
             raise ConfigError(
-                f"--to {folder}: the output of stream {name} is {output}",
+                f"--to {address}: the output of stream {name} is {output}",
                 next="give a folder elsewhere",
             )
 
@@ -428,9 +481,9 @@ def _load_runner(command: LookbackCommand, file: StreamFile, *, is_same_machine:
 
 
 def _task_context_factory(
-    command: LookbackCommand, file: StreamFile, runner: Runner, folder: Path
+    command: LookbackCommand, file: StreamFile, runner: Runner, address: str
 ) -> Callable[[Files], TaskContext]:
-    """Make contexts for fold tasks: they read from the stream, and write to the folder."""
+    """Make contexts for fold tasks: they read from the stream, and write to the replay's place."""
     stream = file.stream
     compression = stream.output.compression
     explain = context.hole_explainer(
@@ -438,7 +491,7 @@ def _task_context_factory(
     )
 
     def new_task_context(base: Files) -> TaskContext:
-        store = LocalStore(folder)
+        store = open_store(address)
         records = ParquetRecords(
             store, runner.columns, compression, (), other_tables=runner.other_columns
         )
@@ -534,17 +587,17 @@ def _write_tables(
     command: LookbackCommand,
     file: StreamFile,
     runner: Runner,
-    folder: Path,
+    address: str,
     outputs: list[ReplayOutput],
     *,
     machine: str | None,
     fresh: bool,
 ) -> JsonObject:
-    """Write the tables, and then the manifest that says what the folder has; return the manifest."""
+    """Write the tables, and then the manifest that says what was folded; return the manifest."""
     record_files = []
     for output in outputs:
         record_files += output.records
-    store = open_store(str(folder))
+    store = open_store(address)
     scratch.create_table(store, "", record_schema(runner.columns), record_files)
     for table, columns in runner.other_columns.items():
         table_files = []
@@ -584,13 +637,13 @@ def _output_values(output: ReplayOutput) -> JsonObject:
 
 
 class ReplayedRanges(CommandResult):
-    """The ranges that were folded into a folder."""
+    """The ranges that were folded into a folder, or a place in a bucket."""
 
     stream: str
-    folder: Path
+    address: str
     outputs: list[ReplayOutput]
     manifest: JsonObject
-    """What the manifest in the folder says."""
+    """What the manifest there says."""
 
     def to_json(self) -> JsonObject:
         """The manifest."""
@@ -607,8 +660,8 @@ class ReplayedRanges(CommandResult):
             ["topic", "partition", "from", "until", "messages", "records", "headless", "halted"],
         )
         return (
-            f"{table}\nwritten to {self.folder}; nothing was committed."
-            f" Compare: seriatim diff {self.stream} {shell_quote(str(self.folder))}"
+            f"{table}\nwritten to {self.address}; nothing was committed."
+            f" Compare: seriatim diff {self.stream} {shell_quote(self.address)}"
         )
 
     def _print_notices(self, output: ReplayOutput) -> None:

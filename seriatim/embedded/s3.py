@@ -32,6 +32,10 @@ REGION = "us-east-1"
 CONTAINER_PORT = 9000
 SIGNED_BYTES_MAX = 1 << 30
 """The largest object that it takes in one put. Its own default is 128 MB."""
+HEAP_SIZE = "3g"
+"""It keeps the content of a signed put in memory twice until it has proved the signature, and tasks put
+files of 128 MB at the same time. The process takes this only if that happens.
+"""
 
 
 class S3ServerInfo(msgspec.Struct, frozen=True):
@@ -133,7 +137,9 @@ def _command(folder: Path, settings: config.Settings, print_notice: PrintNotice)
     marker = f"{PROCESS_MARKER}{folder}"
     options = ["-DLOG_LEVEL=warn", "-DJETTY_LOG_LEVEL=warn"]
     arguments = ["--properties", str(_settings_file(folder))]
-    return java_command(java_program, marker, server_jars, MAIN_CLASS, arguments, options)
+    return java_command(
+        java_program, marker, server_jars, MAIN_CLASS, arguments, options, HEAP_SIZE
+    )
 
 
 def _write_settings(folder: Path, port: int | None) -> None:

@@ -29,7 +29,7 @@ from seriatim.errors import PlatformError
 
 HOST = "127.0.0.1"
 HEAP_SIZE = "512m"
-"""Of each Java program. Folding is Spark's work, in a process of its own."""
+"""Of a Java program that asks for no other. Folding is Spark's work, in a process of its own."""
 START_TIMEOUT_SECONDS = 300
 NOTICE_EVERY_SECONDS = 5.0
 POLL_SECONDS = 0.1
@@ -156,10 +156,11 @@ def java_command(
     main_class: str,
     arguments: Iterable[str],
     options: Iterable[str] = (),
+    heap_size: str = HEAP_SIZE,
 ) -> list[str]:
     """The command line of a Java program. `marker` identifies our process."""
     path = ":".join(str(jar) for jar in class_path)
-    memory = [f"-Xmx{HEAP_SIZE}", "-XX:+ExitOnOutOfMemoryError"]
+    memory = [f"-Xmx{heap_size}", "-XX:+ExitOnOutOfMemoryError"]
     return [str(java), *memory, marker, *options, "-cp", path, main_class, *arguments]
 
 

@@ -213,7 +213,7 @@ def store_options(
             )
     # 3. Ours.
     if scheme == "s3":
-        _refuse_missing_credentials(options, environ)
+        _refuse_missing_credentials(options, environ, store)
         # Without a region delta-rs would ask the metadata address of AWS for one.
         options.setdefault("aws_region", options.pop("aws_default_region", DEFAULT_REGION))
         options["aws_conditional_put"] = "etag"
@@ -222,10 +222,9 @@ def store_options(
         if options["aws_checksum_algorithm"] == "none":
             del options["aws_checksum_algorithm"]
     elif not options:
-        prefix, _ = OPTION_FAMILIES[scheme]
         raise ConfigError(
             f"there are no credentials for {scheme}://",
-            next=f"set variables like {prefix.upper()}…, or name a file of options in {STORE_CONFIG}",
+            next=f"set {_credential_settings(scheme, store)}",
         )
     options["connect_timeout"] = f"{CONNECT_SECONDS}s"
     options["timeout"] = f"{REQUEST_SECONDS}s"
@@ -279,15 +278,30 @@ def _named_store_options(
     return options, rest
 
 
-def _refuse_missing_credentials(options: Mapping[str, str], environ: Mapping[str, str]) -> None:
+def _credential_settings(scheme: str, store: str) -> str:
+    """Where a person sets the credentials of a store, which has a name or not."""
+    if store:
+        keys = "access_key_id and secret_access_key" if scheme == "s3" else "the credentials"
+        place = f"in the section [store.{store}] of the file that {config.CONNECTIONS} names"
+        return f"{keys} {place}, or SERIATIM_STORE_{store.upper()}_… variables"
+    if scheme == "s3":
+        return f"AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the file of {STORE_CONFIG}"
+    prefix, _ = OPTION_FAMILIES[scheme]
+    return f"the {prefix.upper()}… variables, or the file of {STORE_CONFIG}"
+
+
+def _refuse_missing_credentials(
+    options: Mapping[str, str], environ: Mapping[str, str], store: str
+) -> None:
     """Refuse options that name no credentials. object_store would ask the metadata address of AWS
     for the role of this machine, which takes long where there is none. It may do so if the user says
     so, or the environment says that this is AWS.
     """
+    settings = _credential_settings("s3", store)
     if ("aws_access_key_id" in options) != ("aws_secret_access_key" in options):
         raise ConfigError(
             "the credentials of the object store are incomplete",
-            next="set both AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            next=f"set both: {settings}",
         )
     if any(name in options for name in CREDENTIAL_SOURCES):
         return
@@ -300,11 +314,14 @@ def _refuse_missing_credentials(options: Mapping[str, str], environ: Mapping[str
         )
     is_on_aws = bool(environ.get("AWS_EXECUTION_ENV")) or "aws_metadata_endpoint" in options
     if choice != "instance" and not is_on_aws:
-        raise ConfigError(
-            "there are no credentials for the object store",
-            next="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a file of options in"
-            f" {STORE_CONFIG};\non a machine of AWS that has a role: {STORE_CREDENTIALS}=instance",
-        )
+        role = 'credentials = "instance" there' if store else f"{STORE_CREDENTIALS}=instance"
+        advice = [f"set {settings}", f"on a machine of AWS that has a role: {role}"]
+        if not store:
+            advice += [
+                'keys in ~/.aws are not read: eval "$(aws configure export-credentials --format env)"',
+                'the server of `seriatim s3 start`: eval "$(seriatim s3 env)"',
+            ]
+        raise ConfigError("there are no credentials for the object store", next=";\n".join(advice))
 
 
 def _endpoint(options: Mapping[str, str]) -> str:
@@ -356,7 +373,11 @@ class ObjectStore:
     def __init__(self, address: str, options: Mapping[str, str]) -> None:
         self.address = address.rstrip("/")
         store, plus, url = self.address.partition("+")
-        self.url = url if plus and "://" not in store else self.address
+        is_named = bool(plus) and "://" not in store
+        self.url = url if is_named else self.address
+        self._credential_settings = _credential_settings(
+            self.url.partition("://")[0], store if is_named else ""
+        )
         self._options = dict(options)
         self._client = _open_client(self.url, tuple(sorted(options.items())))
 
@@ -573,7 +594,7 @@ class ObjectStore:
         if status is None and not code:
             # delta-rs has errors of its own, about the content of a log.
             return self._silence_error(text) if is_of_obstore or "HTTP error" in text else None
-        refusal = _refusal(status, code)
+        refusal = _refusal(status, code, self._credential_settings)
         if refusal:
             message, advice = refusal
             return ConfigError(
@@ -636,17 +657,14 @@ class ObjectStore:
         return self.explain_error(error) or self._silence_error(str(error))
 
 
-def _refusal(status: int | None, code: str) -> tuple[str, str] | None:
+def _refusal(status: int | None, code: str, credential_settings: str) -> tuple[str, str] | None:
     """Why a server refuses a request for good, and what to do about it. None: it may yet answer."""
     if code == "NoSuchBucket":
         return "there is no such bucket", "create the bucket, or fix the address or the endpoint"
     if code in WRONG_REGION or status == 301:
         return "the bucket is in another region", "set AWS_REGION to the region of the bucket"
     if code in WRONG_CREDENTIALS or status == 401:
-        return (
-            "the store does not accept the credentials",
-            f"fix AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the file of {STORE_CONFIG}",
-        )
+        return "the store does not accept the credentials", f"fix {credential_settings}"
     if status == 403:
         # Without the right to list, S3 answers 403 for an object that is not there.
         return "the credentials are wrong, or do not allow this", PERMISSIONS_ADVICE

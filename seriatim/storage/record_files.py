@@ -178,8 +178,7 @@ class ParquetRecords:
     ) -> _QuarantineFileWriter:
         """A writer for a file of quarantined messages."""
         path = f"kept/{partition}/{stem}.parquet"
-        file = ParquetFileWriter(self.store, path, QUARANTINE_FILE_SCHEMA, self.compression)
-        return _QuarantineFileWriter(partition, topic_id, file)
+        return _QuarantineFileWriter(self, partition, topic_id, path)
 
     def paths(self, partition: Partition) -> list[str]:
         """The paths of all files of a partition: records, state and quarantined messages. Those that
@@ -466,21 +465,30 @@ def _unfit_rows(rows: Sequence[Row], kinds: Sequence[str]) -> list[int]:
 
 
 class _QuarantineFileWriter:
-    """Writes a file of quarantined messages. They are stored whole, so that they outlive Kafka's
-    retention.
+    """Writes files of quarantined messages. They are stored whole, so that they outlive Kafka's
+    retention. A file that is large enough is finished, and the next one is begun.
     """
-
-    full_files: Sequence[File] = ()
 
     def __init__(
         self,
+        records: ParquetRecords,
         partition: Partition,
         topic_id: str,
-        file: ParquetFileWriter,
+        path: str,
     ) -> None:
+        self.records = records
         self.partition = partition
         self.topic_id = topic_id
-        self.file = file
+        self.path = path
+        self.full_files: list[File] = []
+        self._begin_file()
+
+    def _begin_file(self) -> None:
+        path = part_path(self.path, len(self.full_files))
+        records = self.records
+        self.file = ParquetFileWriter(
+            records.store, path, QUARANTINE_FILE_SCHEMA, records.compression
+        )
 
     def write(self, batch: MessageBatch, messages: list[QuarantinedMessage]) -> None:
         """Add quarantined messages of a message batch."""
@@ -494,6 +502,11 @@ class _QuarantineFileWriter:
             row["headers"] = _header_structs(row["headers"])
             rows.append(row)
         self.file.add(pa.RecordBatch.from_pylist(rows, schema=QUARANTINE_FILE_SCHEMA))
+        if self.file.written_bytes >= self.records.file_bytes:
+            full_file = self.file.finish()
+            if full_file is not None:
+                self.full_files.append(full_file)
+                self._begin_file()
 
     def close(self) -> File | None:
         """Finish the file. Returns its description; None if there were no messages."""

@@ -214,6 +214,13 @@ def open_store(output_path: str) -> Store:
         from seriatim.storage.object_store import open_object_store
 
         return open_object_store(output_path)
+    if "://" in output_path:
+        # As a path it would be a new folder below the current one.
+        raise ConfigError(
+            f"{output_path}: no store has such an address",
+            allowed="a folder, or s3://BUCKET/PREFIX (gs://, abfss://)",
+            next="fix the address",
+        )
     return LocalStore(Path(output_path))
 
 

@@ -16,9 +16,10 @@ import pytest
 
 from seriatim import context
 from seriatim.cli import run as run_command
+from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import StartEntry
 from seriatim.ledger.manifests import Manifest, ManifestFiles
-from seriatim.ledger.model import EntryMark, Ledger
+from seriatim.ledger.model import Account, EntryMark, Ledger
 from seriatim.memory.stream import OpenMemoryStream
 from seriatim.operations.status import StreamStatus
 from seriatim.storage.status_file import StatusFiles
@@ -72,6 +73,12 @@ class _Bucket:
             for session in ("x", "y"):
                 self.made.send(f"in-a/{number}", session, *values)
 
+    def accounts(self) -> list[Account]:
+        """What the ledger says of each partition."""
+        head = read_head(self.made.open().ledger, "s")
+        assert head is not None
+        return list(head.ledger.partitions.values())
+
     def count_run(self) -> Counter[str]:
         """Run the stream as `seriatim run` does; the requests by method."""
         self.proxy.take_requests()
@@ -114,6 +121,28 @@ def test_a_slice_and_an_idle_run_make_few_requests(bucket: _Bucket) -> None:
     idle = bucket.count_run()
     assert idle == {"GET": 6, "LIST": 1, "PUT": 1}
     assert idle.total() <= IDLE_REQUESTS_MAX
+
+
+def test_a_state_file_that_is_not_merged_yet_is_one_request_more(bucket: _Bucket) -> None:
+    """A slice that touches few sessions leaves a small state file beside the large one. The next slice
+    reads both.
+    """
+    bucket.made.kafka.create("in-a", 12)
+    for number in range(12):
+        for session in "xyzuvw":
+            bucket.made.send(f"in-a/{number}", session, ["a", "b"], 1)
+    bucket.count_run()
+    totals = []
+    for _ in range(2):
+        for number in range(12):
+            bucket.made.send(f"in-a/{number}", "x", 2)
+        totals.append(bucket.count_run().total())
+        unmerged = {len(account.state) for account in bucket.accounts()}
+        assert unmerged == {2}
+    assert totals == [68, 68]
+    for number in range(12):
+        bucket.made.send(f"in-a/{number}", "y", 2)
+    assert bucket.count_run() == {"PUT": 31, "GET": 20 + 12, "HEAD": 12, "LIST": 5}
 
 
 def test_requests_grow_slowly_with_partitions(bucket: _Bucket) -> None:

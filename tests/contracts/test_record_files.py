@@ -339,6 +339,32 @@ def test_large_messages_do_not_wait_in_memory(tmp_path: Path) -> None:
     assert pq.ParquetFile(tmp_path / file.path).num_row_groups >= 2
 
 
+def test_files_of_quarantined_messages_are_cut_at_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold whole messages: a topic full of poison is not gathered in the memory of one task."""
+    message_bytes = 1_000
+    monkeypatch.setattr(parquet, "BUFFERED_BYTES_MAX", 5 * message_bytes)
+    store = ParquetRecords(LocalStore(tmp_path), COLUMNS, "none", (), file_bytes=20_000)
+    writer = store.quarantine_writer(P, "id", "0-5-a")
+    for number in range(200):
+        batch = MessageBatch(5 + number, [0], [b"s"], [b"%0*d" % (message_bytes, number)])
+        writer.write(batch, [QuarantinedMessage(0, "s", "poison", "")])
+    files = finish_files(writer)
+    assert [file.path for file in files[:2]] == [
+        "kept/in-a/0/0-5-a.parquet",
+        "kept/in-a/0/0-5-a.1.parquet",
+    ]
+    assert max(file.size_bytes for file in files) < 20_000 + 10 * message_bytes
+    offsets: list[int] = []
+    for file in files:
+        table = pq.read_table(tmp_path / file.path)
+        assert table.num_rows == file.rows
+        offsets += table.column("offset").to_pylist()
+    assert offsets == list(range(5, 205))
+    assert sweep_attempts(store, P, "0-5-") == sorted(file.path for file in files)
+
+
 def test_a_column_the_table_is_partitioned_by_is_not_in_the_file(tmp_path: Path) -> None:
     """Delta has it in the commit; everything else stays in its place."""
     store = ParquetRecords(LocalStore(tmp_path), COLUMNS, "none", ("topic", "partition"))

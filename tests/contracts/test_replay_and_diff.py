@@ -14,7 +14,12 @@ import pytest
 from msgspec.structs import replace
 
 from seriatim.cli import main
-from seriatim.cli.replay import create_folder, refuse_unusable_folder
+from seriatim.cli.replay import (
+    create_folder,
+    refuse_unusable_address,
+    refuse_unusable_folder,
+    replay_into_folder,
+)
 from seriatim.engine.files import File
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import OffsetRange, Partition
@@ -29,7 +34,7 @@ from seriatim.storage.record_files import ParquetRecords, record_schema
 from seriatim.storage.record_query import RecordQuery
 from seriatim.storage.scratch import LayeredState
 from seriatim.storage.state_files import StateFiles
-from seriatim.storage.store import LocalStore
+from seriatim.storage.store import LocalStore, open_store
 from tests.contracts.disk_streams import DiskStream
 from tests.operations.lookback_helper import head_of
 
@@ -213,6 +218,38 @@ def test_another_folder_is_left_alone(made: DiskStream, tmp_path: Path) -> None:
             refuse_unusable_folder(folder)
 
 
+def test_another_place_in_a_bucket_is_left_alone(s3_url: str) -> None:
+    """As a folder: where something is, where a replay is, and inside an output."""
+    open_store(s3_url).replace("full/x", b"x")
+    open_store(s3_url).replace("output/head.json", b"{}")
+    open_store(f"{s3_url}/again").replace(scratch.MANIFEST_FILE, b"{}")
+    for key, why in (
+        ("full", "not empty"),
+        ("again", "a replay is in it already"),
+        ("output/deep/er", "is an output"),
+        ("sp ace", "other characters"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            refuse_unusable_address(f"{s3_url}/{key}")
+    refuse_unusable_address(f"{s3_url}/new")
+
+
+@pytest.mark.parametrize("target", ["s3:/bucket/x", "s3a://bucket/x", "file:///tmp/x"])
+def test_an_address_that_is_not_whole_makes_no_folder(target: str) -> None:
+    """It would be one below the current folder."""
+    with pytest.raises(ConfigError, match=target):
+        replay_into_folder(
+            "none",
+            target,
+            machine=None,
+            partition=None,
+            topic=None,
+            start=None,
+            until=None,
+            fresh=False,
+        )
+
+
 def test_a_folder_that_cannot_be_made_is_refused() -> None:
     """In words, with what to do."""
     with pytest.raises(ConfigError, match="cannot be made"):
@@ -362,13 +399,14 @@ def test_a_partition_that_is_empty_in_both_outputs_does_not_differ() -> None:
 
 
 def test_two_outputs_without_a_record_do_not_differ(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, s3_url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 0 from the command itself, over tables that have no file at all."""
+    """Exit code 0 from the command itself, over tables that have no file at all. One is in a bucket."""
     part = {"topic": "in-a", "partition": 0, "topic_id": "x", "from": 0, "until": 0}
-    for name in ("one", "other"):
-        scratch.create_table(LocalStore(tmp_path / name), "", record_schema({"id": "string"}), [])
-        scratch.write_manifest(LocalStore(tmp_path / name), {"partitions": [part]})
+    for address in (str(tmp_path / "one"), s3_url):
+        store = open_store(address)
+        scratch.create_table(store, "", record_schema({"id": "string"}), [])
+        scratch.write_manifest(store, {"partitions": [part]})
     with pytest.raises(SystemExit) as ended:
-        main(["diff", str(tmp_path / "one"), str(tmp_path / "other")])
+        main(["diff", str(tmp_path / "one"), s3_url])
     assert (ended.value.code, "do not differ: 0 records" in capsys.readouterr().out) == (0, True)

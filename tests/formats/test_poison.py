@@ -5,9 +5,8 @@ folded, and memory stays in proportion to the message.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 from google.protobuf import descriptor_pb2
@@ -29,6 +28,7 @@ from tests.formats.schema_values import (
     avro_value,
     descriptors_of,
 )
+from tests.memory_use import peak_memory
 
 KINDS = ("truncated", "wrong magic", "wrong branch", "10 MB", "10 MB announced", "recursion")
 LARGE = 10_000_000
@@ -248,22 +248,5 @@ def test_the_memory_for_poison_is_in_proportion_to_the_message(name: str) -> Non
         if kind not in case.poison:
             continue
         value, _ = case.poison[kind]
-        used = peak_memory(decode, [value])
+        used = peak_memory(partial(decode, [value]))
         assert used < 1_000_000 + MEMORY_FACTOR * len(value), kind
-
-
-def peak_memory(decode: Callable[[Sequence[bytes]], Any], values: Sequence[bytes]) -> int:
-    """By how many bytes this process was larger, at most, while it decoded."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = _status_bytes("VmRSS")
-    decode(values)
-    return _status_bytes("VmHWM") - before
-
-
-def _status_bytes(name: str) -> int:
-    (line,) = [
-        line
-        for line in Path("/proc/self/status").read_text().splitlines()
-        if line.startswith(f"{name}:")
-    ]
-    return int(line.split()[1]) * 1024

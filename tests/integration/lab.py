@@ -16,6 +16,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xxhash
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -164,7 +166,7 @@ class Lab:
     def records(self, name: str) -> list[dict[str, Any]]:
         """All records, in order, as any Delta reader sees them."""
         rows = (
-            self._records_table(name).to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+            self.table(name, "records").to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
         )
         return sorted(
             rows, key=lambda row: (row["topic"], row["partition"], row["offset"], row["index"])
@@ -175,9 +177,31 @@ class Lab:
         file = stream_files.load_stream(name, self.settings.streams)
         return open_store(file.stream.output.path)
 
-    def _records_table(self, name: str) -> DeltaTable:
+    def table(self, name: str, folder: str, version: int | None = None) -> DeltaTable:
+        """A Delta table of the output, as any reader sees it."""
         store = self.store(name)
-        return DeltaTable(f"{store.url}/records", storage_options=store.delta_options())
+        options = store.delta_options()
+        return DeltaTable(f"{store.url}/{folder}", version=version, storage_options=options)
+
+    def rows(self, name: str, folder: str) -> list[dict[str, Any]]:
+        """The rows of all Parquet files below a folder of the output, file by file."""
+        store = self.store(name)
+        rows: list[dict[str, Any]] = []
+        for key, _ in store.keys(f"{folder}/"):
+            if key.endswith(".parquet"):
+                rows += pq.read_table(pa.BufferReader(store.read(key))).to_pylist()
+        return rows
+
+    def delete(self, name: str, key: str) -> None:
+        """Delete an object of the output, as somebody who tidies up."""
+        assert self.store(name).delete([key]) == [key]
+
+    def flip_bit(self, name: str, key: str) -> None:
+        """Flip one bit in the middle of an object of the output."""
+        store = self.store(name)
+        content = bytearray(store.read(key))
+        content[len(content) // 2] ^= 4
+        store.replace(key, content)
 
     def ledger(self, name: str) -> Ledger:
         """The ledger after its last entry."""
@@ -214,7 +238,7 @@ class Lab:
 
     def digest(self, name: str) -> tuple[str, str]:
         """One digest of all records and one of all state: the same for the same outcome."""
-        table = self._records_table(name).to_pyarrow_dataset().to_table(use_threads=False)
+        table = self.table(name, "records").to_pyarrow_dataset().to_table(use_threads=False)
         order = [(column, "ascending") for column in ("topic", "partition", "offset", "index")]
         ordered = table.sort_by(order).combine_chunks()
         records = xxhash.xxh3_128()

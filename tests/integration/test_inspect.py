@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -52,11 +53,11 @@ def fold_traced(lab: Lab, stream: str, messages_max: int) -> None:
     open_stream = context.open_for_fold(file, lab.settings, silent)
     open_stream.spark.spark, open_stream.spark.traced_sessions = lab.spark(), ("hunted",)
     FoldRun(open_stream).run(messages_max)
-    files = sorted(
-        (lab.root(stream) / "traces").rglob("*.parquet"),
-        key=lambda path: int(path.stem.split("-")[1]),
-    )
-    rows = [row for path in files for row in pq.read_table(path, partitioning=None).to_pylist()]
+    store = lab.store(stream)
+    keys = [key for key, _ in store.keys("traces/") if key.endswith(".parquet")]
+    keys.sort(key=lambda key: int(Path(key).stem.split("-")[1]))
+    tables = [pq.read_table(pa.BufferReader(store.read(key))) for key in keys]
+    rows = pa.concat_tables(tables).to_pylist()
     assert [row["offset"] for row in rows] == list(range(1, 2 * COUNT, 2))
     assert [row["offset"] for row in rows if row["findings"] != "[]"] == [15555]
 

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-from deltalake import DeltaTable
 
 from tests.integration.lab import Lab
 
@@ -48,9 +45,10 @@ class Market(Machine[Book, Order, Level | Trade]):
 """
 
 
-def rows(root: Path, table: str) -> list[dict[str, Any]]:
+def rows(lab: Lab, stream: str, table: str) -> list[dict[str, Any]]:
     """What any Delta reader sees, in order."""
-    found = DeltaTable(root / table).to_pyarrow_dataset().to_table(use_threads=False).to_pylist()
+    dataset = lab.table(stream, table).to_pyarrow_dataset()
+    found = dataset.to_table(use_threads=False).to_pylist()
     return sorted(found, key=lambda row: (row["partition"], row["offset"], row.get("index", 0)))
 
 
@@ -72,9 +70,8 @@ def test_two_kinds_of_records_and_the_table_of_now(lab: Lab, topic: Callable[...
             for kind, price, size in sent
         )
     outcome = lab.fold(stream, messages_max=4)
-    root = lab.root(stream)
     assert (outcome.records, outcome.derived_error) == (10, "")
-    trades = rows(root, "records-trade")
+    trades = rows(lab, stream, "records-trade")
     assert [
         (row["partition"], row["offset"], row["index"], row["price"], row["size"]) for row in trades
     ] == [
@@ -82,12 +79,12 @@ def test_two_kinds_of_records_and_the_table_of_now(lab: Lab, topic: Callable[...
         for partition in (0, 1)
         for offset, price, size in ((1, "1", 2), (3, "2", 9), (4, "1", 1))
     ]
-    assert (
-        DeltaTable(root / "records-trade").history(1)[0]["seriatim"]["sequence"] == outcome.sequence
-    )
+    (last_commit,) = lab.table(stream, "records-trade").history(1)
+    assert last_commit["seriatim"]["sequence"] == outcome.sequence
     assert lab.command("publish", stream, "--sequence", str(outcome.sequence)).returncode == 0
     now = [
-        (row["session"], row["price"], row["size"], row["offset"]) for row in rows(root, "current")
+        (row["session"], row["price"], row["size"], row["offset"])
+        for row in rows(lab, stream, "current")
     ]
     assert now == [("s0", "1", 2, 4), ("s1", "1", 2, 4)]
     told = json.loads(lab.command("status", stream, "--json").stdout)

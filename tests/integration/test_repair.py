@@ -6,11 +6,9 @@ import json
 import random
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
-from deltalake import DeltaTable
 
 from seriatim import context, stream_files
 from seriatim.engine.crash_points import CRASH_POINTS, REPAIR_POINTS, arm
@@ -65,16 +63,7 @@ def repaired(lab: Lab, name: str, messages_max: int = 100_000, **request: Any) -
 
 def active(lab: Lab, name: str) -> set[str]:
     """The record files of the table."""
-    return set(
-        DeltaTable(lab.root(name) / "records").get_add_actions(flatten=True)["path"].to_pylist()
-    )
-
-
-def flip(path: Path) -> None:
-    """One bit in the middle of a file."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
+    return set(lab.table(name, "records").get_add_actions(flatten=True)["path"].to_pylist())
 
 
 def assert_verified(lab: Lab, name: str) -> None:
@@ -91,10 +80,9 @@ def test_a_lost_record_file_and_a_flipped_bit_in_state(lab: Lab, topic: Callable
     lab.fold(one)
     lab.fold(hurt, 2500)
     before, accounts = active(lab, hurt), lab.ledger(hurt).partitions
-    (
-        lab.root(hurt) / "records" / sorted(p for p in before if p.startswith(f"{name}/0/"))[1]
-    ).unlink()
-    flip(lab.root(hurt) / accounts[f"{name}/1"].state[-1].path)
+    record_path = sorted(path for path in before if path.startswith(f"{name}/0/"))[1]
+    lab.delete(hurt, f"records/{record_path}")
+    lab.flip_bit(hurt, accounts[f"{name}/1"].state[-1].path)
 
     done = repaired(lab, hurt)
 
@@ -116,7 +104,7 @@ def test_slices_of_other_partitions_commit_during_a_long_repair(
     lab.send(tables({name: 3}, 20, 6000))
     one, hurt = lab.stream("one", name), lab.stream("hurt", name)
     lab.fold(hurt, 1500)
-    (lab.root(hurt) / lab.ledger(hurt).partitions[f"{name}/0"].state[0].path).unlink()
+    lab.delete(hurt, lab.ledger(hurt).partitions[f"{name}/0"].state[0].path)
     lab.send(tables({name: 3}, 20, 3000, seed=2))
     before = {place: account.frontier for place, account in lab.ledger(hurt).partitions.items()}
     beside: list[dict[str, int]] = []
@@ -267,8 +255,7 @@ def test_killed_at_a_stage_and_again(lab: Lab, topic: Callable[..., str], point:
     one, hurt = lab.stream("one", name), lab.stream("hurt", name)
     lab.fold(one)
     lab.fold(hurt, 1000)
-    path = lab.root(hurt) / lab.ledger(hurt).partitions[f"{name}/0"].state[-1].path
-    path.unlink()
+    lab.delete(hurt, lab.ledger(hurt).partitions[f"{name}/0"].state[-1].path)
     words = ("repair", hurt, "--partition", f"{name}/0", "--apply", "--messages-max", "300")
 
     ended = lab.command(*words, SERIATIM_CRASH_POINT=point)

@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -24,6 +24,7 @@ from tests.s3_proxy import proxy_process
 
 KILL_POINTS = ("mid-fold", "manifest-written", "committed")
 KILLED_MESSAGES = 6_000
+ZOMBIE_MESSAGES = 3_000
 RANDOM_KILLS = 4
 KILLED_BEFORE_SECONDS = 30
 LOSSY_MESSAGES = 1_000_000
@@ -36,6 +37,26 @@ def _expect(lab: Lab, exit_code: int, *arguments: str, **environment: str) -> st
     run = lab.command(*arguments, **environment)
     assert run.returncode == exit_code, run.stdout + run.stderr
     return run.stdout + run.stderr
+
+
+def _assert_straight_fold(lab: Lab, stream: str, topics: Mapping[str, int]) -> None:
+    """The records are those of a fold in the simplest way over what the broker has, by names of topics
+    and numbers of partitions: each message has its records, none is there twice, and folded they are
+    the tables.
+    """
+    tables_of_topics = {}
+    offsets = set()
+    for name, partitions in topics.items():
+        messages = lab.read_topic(name, partitions)
+        offsets |= {(name, message[0], message[1]) for message in messages}
+        for session, rows in fold_messages(messages).items():
+            tables_of_topics[name, session] = rows
+    records = lab.records(stream)
+    places = [(row["topic"], row["partition"], row["offset"]) for row in records]
+    assert set(places) == offsets
+    indexes = [(*place, row["index"]) for place, row in zip(places, records, strict=True)]
+    assert len(set(indexes)) == len(indexes)
+    assert fold_records(records) == tables_of_topics
 
 
 class _ProcessWatch:
@@ -77,14 +98,10 @@ def test_a_stream_in_a_bucket_is_a_straight_fold(
     stream = lab.stream("inbucket", "|".join(names), output={"path": s3_url})
     with _ProcessWatch(secret) as watch:
         printed = _expect(lab, 0, "run", stream, "--messages-max", "1200", "--check")
-    expected = {}
-    for name, partitions in names.items():
-        for session, rows in fold_messages(lab.read_topic(name, partitions)).items():
-            expected[name, session] = rows
-    assert fold_records(lab.records(stream)) == expected
+    _assert_straight_fold(lab, stream, names)
     printed += _expect(lab, 0, "compact", stream)
     printed += _expect(lab, 0, "verify", stream)
-    assert fold_records(lab.records(stream)) == expected
+    _assert_straight_fold(lab, stream, names)
     assert list(lab.store(stream).keys("probes/")) == []
 
     assert watch.seen > 0
@@ -167,9 +184,9 @@ def _files_with(folder: Path, text: str) -> list[str]:
 def test_kills_and_two_runs_at_once_in_a_bucket(
     lab: Lab, topic: Callable[..., str], s3_url: str
 ) -> None:
-    """Real processes, killed at named points and at random moments, and racing: records and state as on
-    a disk in one go. Then the commands that look: a report, a look by watch, and verify after a
-    compaction.
+    """Real processes, killed at named points and at random moments, racing, and one that was stopped and
+    goes on when another has done its work: a straight fold, with records and state as on a disk in
+    one go. Then damaged and deleted objects, repair, backfill, and the commands that look.
     """
     name = topic(2)
     messages = tables({name: 2}, 20, KILLED_MESSAGES)
@@ -189,8 +206,25 @@ def test_kills_and_two_runs_at_once_in_a_bucket(
     runs = [lab.start("run", stream, "--messages-max", "500") for _ in range(2)]
     errors = [run.communicate(timeout=900)[1] for run in runs]
     assert {run.returncode for run in runs} <= {0, 5}, errors
+    lab.send(tables({name: 2}, 20, ZOMBIE_MESSAGES, seed=2))
+    assert _let_a_zombie_go_on(lab, stream) in (0, 5)
     _expect(lab, 0, "run", stream, "--check")
     lab.fold(on_disk)
+    assert lab.digest(stream) == lab.digest(on_disk)
+    _assert_straight_fold(lab, stream, {name: 2})
+
+    record_files = lab.table(stream, "records").get_add_actions(flatten=True)["path"].to_pylist()
+    flipped = min(path for path in record_files if path.startswith(f"{name}/0/"))
+    deleted = min(path for path in record_files if path.startswith(f"{name}/1/"))
+    lab.flip_bit(stream, f"records/{flipped}")
+    lab.delete(stream, f"records/{deleted}")
+    lab.delete(stream, lab.ledger(stream).partitions[f"{name}/1"].state[-1].path)
+    _expect(lab, 3, "verify", stream)
+    for partition in range(2):
+        _expect(lab, 0, "repair", stream, "--apply", "--partition", f"{name}/{partition}")
+    of_a_range = ("--partition", f"{name}/0", "--from", "5", "--until", "50")
+    _expect(lab, 0, "backfill", stream, *of_a_range, "--machine", "unchanged")
+    _expect(lab, 0, "verify", stream)
     assert lab.digest(stream) == lab.digest(on_disk)
 
     _expect(lab, 0, "report", stream)
@@ -198,6 +232,26 @@ def test_kills_and_two_runs_at_once_in_a_bucket(
     _expect(lab, 0, "compact", stream)
     _expect(lab, 0, "verify", stream)
     assert lab.digest(stream) == lab.digest(on_disk)
+
+
+def _let_a_zombie_go_on(lab: Lab, stream: str) -> int:
+    """Stop a run when it has written its first record file, let another do all the work, and let the
+    first go on; its exit code.
+    """
+    store = lab.store(stream)
+    files_before = set(store.keys("records/"))
+    zombie = lab.start("run", stream, "--messages-max", "500")
+    while zombie.poll() is None and set(store.keys("records/")) == files_before:
+        time.sleep(0.005)
+    family = [psutil.Process(zombie.pid), *psutil.Process(zombie.pid).children(recursive=True)]
+    for process in family:
+        process.suspend()
+    _expect(lab, 0, "run", stream)
+    for process in family:
+        process.resume()
+    _, errors = zombie.communicate(timeout=900)
+    assert "Traceback" not in errors
+    return zombie.returncode
 
 
 @pytest.mark.full
@@ -226,6 +280,14 @@ def test_a_lossy_way_to_the_bucket_loses_and_doubles_nothing(
     assert run.returncode == 0
     lab.fold(on_disk)
     assert lab.digest(stream) == lab.digest(on_disk)
+    _assert_straight_fold(lab, stream, names)
     accounts = lab.ledger(stream).partitions.values()
     assert sum(account.messages for account in accounts) == LOSSY_MESSAGES
     _expect(lab, 0, "verify", stream)
+    # No commit of the table without an entry, and no entry without its commit.
+    versions = [
+        commit["seriatim"]["sequence"]
+        for commit in lab.table(stream, "records").history()
+        if "seriatim" in commit
+    ]
+    assert sorted(versions) == list(range(lab.ledger(stream).sequence + 1))

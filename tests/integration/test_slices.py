@@ -239,10 +239,7 @@ def test_a_damaged_state_file_is_refused_by_name(lab: Lab, topic: Callable[..., 
     lab.send(tables({name: 1}, 5, 100))
     lab.fold(stream)
     (file,) = lab.ledger(stream).partitions[f"{name}/0"].state
-    path = lab.root(stream) / file.path
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
+    lab.flip_bit(stream, file.path)
     lab.send([(name, 0, "session-00001", update(10_000, "x", 1.0))])
 
     with pytest.raises(IntegrityError, match=file.path):

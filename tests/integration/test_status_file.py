@@ -18,7 +18,8 @@ def test_a_run_leaves_what_kafka_said(lab: Lab, topic: Callable[..., str]) -> No
     lab.send([(name, number, f"session-{number}", first) for number in (0, 1)])
     done = lab.command("run", "orders")
     assert done.returncode == 0, done.stderr
-    found = json.loads((lab.root("orders") / "status.json").read_bytes())
+    store = lab.store("orders")
+    found = json.loads(bytes(store.read("status.json")))
     assert [
         (one["frontier"], one["log_start"], one["log_end"], one["lag"])
         for one in found["partitions"]
@@ -26,9 +27,7 @@ def test_a_run_leaves_what_kafka_said(lab: Lab, topic: Callable[..., str]) -> No
         (1, 0, 1, 0),
         (1, 0, 1, 0),
     ]
-    assert (
-        found["sequence"] == json.loads((lab.root("orders") / "head.json").read_bytes())["sequence"]
-    )
+    assert found["sequence"] == json.loads(bytes(store.read("head.json")))["sequence"]
     assert found["ran_seconds"] == found["at_seconds"] > 1.7e9
     seen = json.loads(lab.command("top", "--no-ask", "--json").stdout)
     assert (seen["verdict"], seen["lag"], seen["gaps_open"], seen["as_of_seconds"]) == (

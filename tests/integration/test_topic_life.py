@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaException, Producer
-from deltalake import DeltaTable
 
 from seriatim import context, stream_files
 from seriatim.operations.accept import accept_topic
@@ -78,10 +77,8 @@ def is_right(lab: Lab, stream: str, name: str) -> None:
 
 def by_commit(lab: Lab, stream: str) -> list[list[dict[str, Any]]]:
     """The records of each version of the table, oldest first."""
-    last = DeltaTable(lab.root(stream) / "records").version()
-    tables = [
-        DeltaTable(lab.root(stream) / "records", version=version) for version in range(last + 1)
-    ]
+    last = lab.table(stream, "records").version()
+    tables = [lab.table(stream, "records", version) for version in range(last + 1)]
     return [table.to_pyarrow_dataset().to_table(use_threads=False).to_pylist() for table in tables]
 
 

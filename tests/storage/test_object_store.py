@@ -7,6 +7,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -14,12 +15,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import xxhash
+from obstore.exceptions import BaseError
 
+from seriatim.engine.files import File, finish_files
+from seriatim.engine.messages import MessageBatch
+from seriatim.engine.offsets import Partition
+from seriatim.engine.session import FoldOutput, QuarantinedMessage
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
-from seriatim.storage import object_store
+from seriatim.storage import object_store, parquet
 from seriatim.storage.delta_table import MarkedTable
 from seriatim.storage.object_store import ObjectStore, store_options
+from seriatim.storage.record_files import ParquetRecords
 from seriatim.storage.store import AlreadyThereError, open_store
+from tests.memory_use import peak_memory
 from tests.s3_proxy import S3Proxy
 
 CANARY = "canary0secret0of0nobody"
@@ -318,6 +326,59 @@ def test_a_small_parquet_file_is_one_request(
         assert proxy.count() == 3
 
 
+def _write_records(records: ParquetRecords, values: list[bytes]) -> list[File]:
+    writer = records.record_writer(Partition("in-a", 0), "id", "0-0-a")
+    for offset, value in enumerate(values):
+        output = FoldOutput([0], [0], [None], ["s"], [(value,)])
+        writer.write(MessageBatch(offset, [0], [b"s"], [value]), output)
+    return list(finish_files(writer))
+
+
+def _write_quarantine(records: ParquetRecords, values: list[bytes]) -> list[File]:
+    writer = records.quarantine_writer(Partition("in-a", 0), "id", "0-0-a")
+    for offset, value in enumerate(values):
+        batch = MessageBatch(offset, [0], [b"s"], [value])
+        writer.write(batch, [QuarantinedMessage(0, "s", "poison", "")])
+    return list(finish_files(writer))
+
+
+@pytest.mark.parametrize("write", [_write_records, _write_quarantine])
+def test_a_task_has_one_file_in_memory(
+    write: Callable[[ParquetRecords, list[bytes]], list[File]],
+    bucket: ObjectStore,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A file is one put, so it is gathered in memory. Twenty files that follow each other take as much
+    as one: the first of them is published before the second grows.
+    """
+    file_bytes = 4 << 20
+    monkeypatch.setattr(parquet, "BUFFERED_BYTES_MAX", file_bytes // 4)
+
+    def open_records(url: str) -> ParquetRecords:
+        store = open_store(url)
+        return ParquetRecords(store, {"raw": "binary"}, "none", (), file_bytes=file_bytes)
+
+    values = [os.urandom(100_000) for _ in range(20 * file_bytes // 100_000)]
+    # What a process takes once, for its libraries, is no part of it.
+    write(open_records(f"{bucket.url}/first"), values[: len(values) // 10])
+    records = open_records(bucket.url)
+    files: list[File] = []
+    used = peak_memory(lambda: files.extend(write(records, values)))
+    assert used < 8 * file_bytes
+    assert sum(file.size_bytes for file in files) > 18 * file_bytes
+
+
+def test_the_embedded_server_takes_several_files_of_the_usual_size_at_once(
+    bucket: ObjectStore,
+) -> None:
+    """It has each of them in memory twice, and died of two that came at the same time."""
+    content = bytes(parquet.DEFAULT_FILE_BYTES)
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda key: bucket.create(key, content), "abcd"))
+    assert bucket.sizes(list("abcd")) == [len(content)] * 4
+    bucket.delete("abcd")
+
+
 def test_a_large_object_is_transferred_once(
     s3_url: str,
     s3_variables: dict[str, str],
@@ -432,6 +493,29 @@ def test_a_section_that_is_wrong_is_refused(
         store_options({"SERIATIM_CONNECTIONS": str(connections)}, "s3", "lake")
     assert raised.value.next
     assert CANARY not in raised.value.render()
+
+
+def test_advice_names_the_settings_of_the_store(tmp_path: Path) -> None:
+    """Variables for a store without a name, and where the named one has its credentials. Keys that are
+    in another place where people have them are spoken of.
+    """
+    with pytest.raises(ConfigError) as unnamed:
+        store_options({})
+    for text in ("AWS_SECRET_ACCESS_KEY", "~/.aws", "seriatim s3 env"):
+        assert text in unnamed.value.next
+    connections = tmp_path / "connections.toml"
+    connections.write_text('[store.lake]\nregion = "eu-west-1"\n')
+    connections.chmod(0o600)
+    with pytest.raises(ConfigError) as named:
+        store_options({"SERIATIM_CONNECTIONS": str(connections)}, store="lake")
+    for text in ("[store.lake]", "SERIATIM_STORE_LAKE_", 'credentials = "instance"'):
+        assert text in named.value.next
+    assert "AWS_" not in named.value.next
+    wrong = ObjectStore("lake+s3://bucket/x", store_options(KEYS)).explain_error(
+        BaseError("status code: 403 <Code>InvalidAccessKeyId</Code>")
+    )
+    assert wrong is not None
+    assert "[store.lake]" in wrong.next
 
 
 def test_a_named_store_goes_to_other_processes_by_its_name(
