@@ -246,12 +246,12 @@ def measure_partitions(folder: Path, count: int) -> dict[str, Any]:
     clock = WallClock()
     partitions = [Partition("bench", number) for number in range(count)]
     start_ledger(store, clock, "s", "first", tuple(map(first_change, partitions)))
-    commits = [_commit_slice(file, store, clock, turn, partitions) for turn in range(COMMITS)]
+    commits = [commit_slice(file, store, clock, turn, partitions) for turn in range(COMMITS)]
     wall_ms, cpu_ms = zip(*commits, strict=True)
     manifest_bytes = _newest_manifest_bytes(folder)
     read_head_ms = _read_head_milliseconds(file)
     delta_log_bytes = max(folder.rglob("_delta_log/*.json")).stat().st_size
-    few_wall_ms, few_cpu_ms = _commit_slice(file, store, clock, COMMITS, partitions[:10])
+    few_wall_ms, few_cpu_ms = commit_slice(file, store, clock, COMMITS, partitions[:10])
     return {
         "commit_ms": list(wall_ms),
         "commit_cpu_ms": list(cpu_ms),
@@ -266,7 +266,7 @@ def measure_partitions(folder: Path, count: int) -> dict[str, Any]:
     }
 
 
-def _commit_slice(
+def commit_slice(
     file: stream_files.StreamFile,
     store: LedgerStore,
     clock: Clock,
