@@ -87,8 +87,9 @@ sim: setup ## Simulated streams with crashes: make sim SEEDS=10000
 	$(RUN) pytest tests/sim --seeds $(SEEDS)
 
 .PHONY: bench
-bench: setup ## CPU per message, ours beside its peers: make bench SCALE=0.25 ROUNDS=2 ONLY=floor,table; AGAINST=REF: beside ours of then
-	$(RUN) bench.run --scale $(SCALE) --rounds $(ROUNDS) $(if $(ONLY),--only $(ONLY)) $(if $(DOCS),--docs) \
+bench: setup ## CPU per message, ours beside its peers: make bench SCALE=0.25 ROUNDS=2 ONLY=floor,table SHAPE=cdc; AGAINST=REF: beside ours of then
+	$(RUN) bench.run --scale $(SCALE) --rounds $(ROUNDS) $(if $(SHAPE),--shape $(SHAPE)) \
+		$(if $(ONLY),--only $(ONLY)) $(if $(DOCS),--docs) \
 		$(if $(AGAINST),--against $(AGAINST))
 
 .PHONY: demo

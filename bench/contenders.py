@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from msgspec import Struct
 
 from bench import answer, java_peers
-from bench.data import MESSAGE_BYTES, PARTITIONS, TOPIC, WARM_TOPIC
+from bench.data import BATCH_MESSAGES_MAX, MESSAGE_BYTES, PARTITIONS, TOPIC, WARM_TOPIC
 from bench.java_peers import CannotRunError
 from bench.meter import Meter
 from seriatim import config, context, stream_files
@@ -118,7 +118,7 @@ def ours(run: ContenderRun, stream_text: str, column_names: dict[str, str]) -> W
         file = stream_files.load_stream(output.name, settings.streams)
         open_stream = context.open_for_fold(file, settings, silent)
         open_stream.spark.spark = warm_spark
-        outcome = FoldRun(open_stream).run(file.stream.slice.messages_max)
+        outcome = FoldRun(open_stream).run(BATCH_MESSAGES_MAX)
         warm_spark = open_stream.spark.spark
         if outcome.findings:
             raise SystemExit(

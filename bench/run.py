@@ -26,8 +26,9 @@ from typing import Any
 
 from bench import against
 from bench.contenders import CONTENDERS
-from bench.data import MESSAGES, WARM_MESSAGES, WARM_TOPIC, produce
+from bench.data import WARM_TOPIC, produce_messages
 from bench.picture import bar_chart
+from bench.shapes import SHAPES, Shape
 from seriatim import config
 from seriatim.embedded import broker
 
@@ -38,37 +39,45 @@ BEGIN_MARK, END_MARK = "<!-- figures of make bench: begin -->\n", "<!-- end -->\
 RUN_SECONDS_MAX = 900
 ROUNDS = 3
 OURS = ("table", "machine", "table-spark", "machine-spark")
+FIRST_SHAPE = "sessions"
 Runs = dict[str, list[dict[str, Any]]]
 
 
 def main() -> None:
     """Measure, print and save."""
     options = _arguments()
-    names = _chosen_contenders(options)
-    count = int(MESSAGES * options.scale)
+    shape = SHAPES[options.shape]
+    names = _chosen_contenders(options, shape)
+    count = int(shape.messages * options.scale)
     results = Path(options.results)
     if options.against:
         compare(options.against, names, options.rounds or against.ROUNDS, count, results)
         return
-    unfinished = results / "unfinished.json"
+    unfinished = results / f"unfinished{_suffix(options.shape)}.json"
     runs = {} if options.fresh else _load_unfinished(unfinished, count)
-    with _broker_with_data(count) as (home, servers):
+    with _broker_with_data(count, shape) as (home, servers):
         for name, number in _remaining_runs(names, options.rounds or ROUNDS, runs):
-            measurement = run(name, home, servers, count)
+            measurement = run(name, home, servers, count, shape=shape)
             runs.setdefault(name, []).append(measurement)
             _refuse_other_answers(runs)
             unfinished.parent.mkdir(exist_ok=True)
             unfinished.write_text(json.dumps({"messages": count, "runs": runs}))
             print_progress(f"round {number + 1} {name}: {_one_line(measurement, count)}")
     chosen_runs = {name: runs[name] for name in names}
-    save_results(summary(chosen_runs, count), results, docs=options.docs)
+    result = {"shape": options.shape, **summary(chosen_runs, count)}
+    save_results(result, results, docs=options.docs)
     unfinished.unlink()
 
 
-def _chosen_contenders(options: argparse.Namespace) -> list[str]:
+def _suffix(shape_name: str) -> str:
+    """What the names of a shape's files have that those of the first shape lack."""
+    return "" if shape_name == FIRST_SHAPE else f"-{shape_name}"
+
+
+def _chosen_contenders(options: argparse.Namespace, shape: Shape) -> list[str]:
     """The contenders of `--only`, or all that make sense. Exits at an unknown name."""
     if not options.only:
-        return list(OURS if options.against else CONTENDERS)
+        return list(OURS if options.against else shape.only or CONTENDERS)
     names: list[str] = options.only.split(",")
     for name in names:
         if name not in CONTENDERS:
@@ -104,12 +113,12 @@ def compare(ref: str, names: list[str], rounds: int, count: int, results: Path) 
 
 
 @contextmanager
-def _broker_with_data(count: int) -> Iterator[tuple[Path, str]]:
+def _broker_with_data(count: int, shape: Shape = SHAPES[FIRST_SHAPE]) -> Iterator[tuple[Path, str]]:
     """A broker with all messages on it: its folder and its address."""
     with temporary_broker() as (home, servers):
         print_progress(f"making {count:,} messages")
-        produce(servers, count)
-        produce(servers, WARM_MESSAGES, WARM_TOPIC)
+        produce_messages(servers, shape.make_messages(count))
+        produce_messages(servers, shape.make_messages(shape.warm_messages), WARM_TOPIC)
         yield home, servers
 
 
@@ -129,6 +138,9 @@ def temporary_broker() -> Iterator[tuple[Path, str]]:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument(
+        "--shape", choices=SHAPES, default=FIRST_SHAPE, help="the shape of the work"
+    )
     parser.add_argument(
         "--rounds", type=int, help=f"default: {ROUNDS}; with --against {against.ROUNDS}"
     )
@@ -171,7 +183,14 @@ def _remaining_runs(names: list[str], rounds: int, runs: Runs) -> Iterator[tuple
                 yield name, number
 
 
-def run(name: str, home: Path, servers: str, count: int, tree: Path = ROOT) -> dict[str, Any]:
+def run(
+    name: str,
+    home: Path,
+    servers: str,
+    count: int,
+    tree: Path = ROOT,
+    shape: Shape = SHAPES[FIRST_SHAPE],
+) -> dict[str, Any]:
     """One contender of a source tree, in a process and a folder of its own."""
     folder = home / "work"
     shutil.rmtree(folder, ignore_errors=True)
@@ -180,6 +199,7 @@ def run(name: str, home: Path, servers: str, count: int, tree: Path = ROOT) -> d
         **against.environment_of(tree),
         "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": servers,
         "SERIATIM_SPARK_DRIVER_MEMORY": "3g",
+        "BENCH_SLICE_MESSAGES": str(shape.slice_messages),
     }
     load_before = os.getloadavg()[0]
     command = [sys.executable, "-m", "bench.contenders", name, str(folder), str(count), str(home)]
@@ -197,7 +217,15 @@ def run(name: str, home: Path, servers: str, count: int, tree: Path = ROOT) -> d
     printed_line = process.stdout.splitlines()[-1]
     measurement: dict[str, Any] = json.loads(printed_line)
     measurement["load"] = round(load_before, 1)
+    if not shape.warm_messages and "cpu_seconds" in measurement:
+        _add_start(measurement)
     return measurement
+
+
+def _add_start(measurement: dict[str, Any]) -> None:
+    """Count the start of a contender as its work: from the command on."""
+    measurement["cpu_seconds"] += measurement["startup_cpu_seconds"]
+    measurement["wall_seconds"] += measurement["startup_wall_seconds"]
 
 
 def _refuse_other_answers(runs: Runs) -> None:
@@ -286,9 +314,14 @@ def ratios(contenders: dict[str, Any]) -> dict[str, Any]:
 def save_results(result: dict[str, Any], folder: Path, *, docs: bool) -> None:
     """Print the table, save the figures and a picture of them, also in the documents if wanted."""
     folder.mkdir(exist_ok=True)
-    (folder / "latest.json").write_text(json.dumps(result, indent=2) + "\n")
+    shape_name = result["shape"]
+    is_first = shape_name == FIRST_SHAPE
+    file_name = "latest" if is_first else shape_name
+    (folder / f"{file_name}.json").write_text(json.dumps(result, indent=2) + "\n")
     markdown = "\n".join(table(result))
     print(markdown)
+    if not is_first:
+        return
     bars = {}
     for name, figures in result["contenders"].items():
         cpu_us = figures["cpu_us_per_message"]
@@ -305,7 +338,9 @@ def save_results(result: dict[str, Any], folder: Path, *, docs: bool) -> None:
 
 def table(result: dict[str, Any]) -> Iterator[str]:
     """The figures for people, as Markdown."""
-    yield f"{result['messages']:,} messages, {result['machine']}, {result['when']}\n"
+    shape_name = result.get("shape", FIRST_SHAPE)
+    shape_text = "" if shape_name == FIRST_SHAPE else f"shape {shape_name}, "
+    yield f"{shape_text}{result['messages']:,} messages, {result['machine']}, {result['when']}\n"
     yield "| contender | µs CPU best | median | wall s | peak MB | output MB | × floor | start-up CPU s | load |"
     yield "|---|---|---|---|---|---|---|---|---|"
     for name, figures in result["contenders"].items():

@@ -3,10 +3,10 @@
 A JVM without it reads, checks and links about 12,000 classes from JARs, which is half of the CPU of
 its start. The archive (class data sharing, part of every JDK) has them ready. It is made once per
 Java and set of Spark's JARs, takes about 160 MB below SERIATIM_HOME, and is used by the Spark that
-our commands start; spark-submit (Airflow) starts without. If there is none, or Java refuses it,
+our commands and Airflow's task `fold` start on this host. If there is none, or Java refuses it,
 everything works the same.
 
-Next: spark_settings.py has the other options of the JVM; context.py starts it.
+Next: spark_settings.py has the other options of the JVM; context.py and airflow/fold.py start it.
 """
 
 from __future__ import annotations

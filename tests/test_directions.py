@@ -117,7 +117,7 @@ RULES = {
     ),
     # Airflow parses these files again and again: nothing heavy.
     "seriatim/airflow": Rule(
-        "airflow alerts config context embedded.jars embedded.server_process engine errors "
+        "airflow alerts class_archive config context embedded.jars embedded.server_process engine errors "
         "operations.repair_text operations.run_request spark_settings stream stream_files web.address",
         "airflow msgspec psutil",
         PARSED,

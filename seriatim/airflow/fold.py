@@ -32,7 +32,7 @@ from airflow.sdk import BaseHook, Connection
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from msgspec.structs import replace
 
-from seriatim import config, spark_settings, stream_files
+from seriatim import class_archive, config, spark_settings, stream_files
 from seriatim.airflow import environment
 from seriatim.airflow.command import RunPage, die_with_parent, terminate_process_tree
 from seriatim.airflow.outcome import build_error, outcome_file, read_outcome
@@ -71,6 +71,11 @@ def is_local(connection: Connection) -> bool:
     return spark_settings.is_local_master(str(connection.host))
 
 
+def is_in_cluster_mode(connection: Connection) -> bool:
+    """Whether the cluster starts the driver, and not spark-submit on this host."""
+    return bool(connection.extra_dejson.get("deploy-mode") == "cluster")
+
+
 class LoggedSparkSubmitHook(SparkSubmitHook):
     """spark-submit whose log lines come out as printed, and whose driver writes an outcome file."""
 
@@ -88,7 +93,7 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
     @property
     def is_cluster_mode(self) -> bool:
         """Whether the driver runs in the cluster, and not on this host."""
-        return bool(self.connection.extra_dejson.get("deploy-mode") == "cluster")
+        return is_in_cluster_mode(self.connection)
 
     @property
     def process(self) -> subprocess.Popen[str] | None:
@@ -114,8 +119,7 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
         variables = config.child_environment()
         if is_local(self.connection):
             # Otherwise Spark starts whatever `python3` is first in PATH.
-            # The script that makes workers start sooner was not tried with spark-submit yet.
-            variables |= config.worker_python_variables(is_local=False)
+            variables |= config.worker_python_variables(is_local=True)
         if self.outcome_path is not None:
             variables[config.OUTCOME] = str(self.outcome_path)
         process_options = {
@@ -202,8 +206,12 @@ class FoldOperator(SparkSubmitOperator):
             default_master="" if settings.spark_connection else settings.spark_master,
         )
         file = stream_files.load_stream(self.stream, settings.streams)
+        # A driver that the cluster starts elsewhere has no archive of this host.
+        archive = "" if is_in_cluster_mode(connection) else class_archive.java_options(settings)
         spark_conf = {
-            "spark.driver.extraJavaOptions": spark_settings.java_options(file.stream),
+            "spark.driver.extraJavaOptions": spark_settings.java_options(
+                file.stream, class_archive=archive
+            ),
             "spark.ui.showConsoleProgress": "false",
         }
         machine_files: list[str] = []
@@ -268,7 +276,7 @@ def _cluster_conf(connection: Connection, settings: Settings) -> dict[str, str]:
     if connection.port:
         master = f"{master}:{connection.port}"
     conf = spark_settings.cluster_spark_settings(master, settings)
-    if connection.extra_dejson.get("deploy-mode") == "cluster":
+    if is_in_cluster_mode(connection):
         conf = {name: value for name, value in conf.items() if "spark.driver." not in name}
     return conf
 

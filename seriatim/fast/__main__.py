@@ -49,6 +49,8 @@ def compile_all() -> None:
     fold.fold_batch(batch)  # type: ignore[arg-type]  # it has what the fold reads of a batch
     (session,) = fold.touched_sessions().values()
     runner.repack_heap(always=True)
+    runner.load_sessions([session.state_bytes or b""])
+    runner.dump(session.state)
     assert session.state_bytes is not None
     loaded_rows = runner.load(session.state_bytes, 1)
     runner.to_plain_rows(loaded_rows)
@@ -90,6 +92,7 @@ def _sample_messages() -> Iterator[bytes]:
     for number in range(5, 30):
         yield b'{"type":"update","seq":%d,"id":"a","x":2.5,"other":[{"k":null}]}' % number
     yield b'{"type":"delete","seq":30,"id":"c"}'
+    yield b'{"type":"snapshot","seq":31,"rows":[{"id":"a"}]}'
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ Next: storage/record_files.py, which writes the arrays as Parquet.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,14 @@ from seriatim.engine.session import ColumnarRecords
 from seriatim.engine.table import MESSAGE_KINDS
 from seriatim.fast.column_kinds import BOOL, FLOAT, TEXT
 from seriatim.fast.compiled import MISSING, Array, compiled
-from seriatim.fast.parse import UNSURE, FieldLayout, ParsedMessages, parse_messages
+from seriatim.fast.parse import (
+    UNSURE,
+    FieldLayout,
+    ParsedMessages,
+    count_snapshot_rows,
+    parse_messages,
+    parse_snapshot_rows,
+)
 from seriatim.fast.rows import RecordBuffers
 
 if TYPE_CHECKING:
@@ -25,15 +32,33 @@ if TYPE_CHECKING:
 OPERATION_NAMES = pa.array(MESSAGE_KINDS, pa.string())
 
 
-def parse_values(values: pa.Array, layout: FieldLayout) -> tuple[Array, Array, ParsedMessages]:
-    """Parse a column of values: (its bytes, where each value begins and ends, the messages)."""
+class ParsedValues(NamedTuple):
+    """A column of values, parsed."""
+
+    data: Array
+    """The bytes of all values."""
+    edges: Array
+    """Where each value begins and ends in them."""
+    messages: ParsedMessages
+    rows: ParsedMessages
+    """The rows of all snapshots, in the order in which they come."""
+
+
+def parse_values(values: pa.Array, layout: FieldLayout) -> ParsedValues:
+    """Parse a column of values."""
     data, edges = _bytes_and_edges(values)
-    parsed = _empty_messages(len(values), len(layout.column_kinds))
+    width = len(layout.column_kinds)
+    # 1. The messages.
+    parsed = _empty_messages(len(values), width)
     long_float_count = parse_messages(data, edges, layout, parsed)
     _parse_long_floats(data, parsed, long_float_count)
     for i in _non_text_positions(values, data, edges):
         parsed.kinds[i] = UNSURE
-    return data, edges, parsed
+    # 2. The rows of those that are snapshots.
+    rows = _empty_messages(count_snapshot_rows(data, parsed), width)
+    long_float_count = parse_snapshot_rows(data, layout, parsed, rows)
+    _parse_long_floats(data, rows, long_float_count)
+    return ParsedValues(data, edges, parsed, rows)
 
 
 def _bytes_and_edges(values: pa.Array) -> tuple[Array, Array]:
@@ -60,6 +85,9 @@ def _empty_messages(count: int, width: int) -> ParsedMessages:
         floats=cells.view(np.float64),
         sizes=np.full((width, count), MISSING, np.int32),
         long_floats=np.empty((count * width, 4), np.int64),
+        row_spans=np.zeros((2, count), np.int64),
+        first_rows=np.zeros(count, np.int64),
+        row_counts=np.zeros(count, np.int64),
     )
 
 
@@ -135,6 +163,7 @@ def to_columnar_records(
         sessions=pa.array(names.distinct, pa.string()).take(session_codes),
         sequences=sequences,
         columns=columns,
+        indexes=records.indexes[:count],
     )
 
 

@@ -1,14 +1,15 @@
 """The compiled fold: usual messages by compiled code, the others one by one, as engine/fold.py does.
 
-A batch with too many unusual messages, or with few messages per session, is folded by the plain
-fold. The sessions' rows leave the arena then, and do not come back in this task.
+A batch with too many unusual messages is folded by the plain fold. The sessions' rows leave the arena
+then, and do not come back in this task.
 
-Next: columns.py makes Arrow columns of the records; storage/record_files.py writes them.
+Next: sessions.py has the sessions in columns; columns.py makes Arrow columns of the records;
+storage/record_files.py writes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,13 @@ import pyarrow as pa
 
 from seriatim.engine.fold import Fold
 from seriatim.engine.messages import MessageBatch, session_name_of_key
-from seriatim.engine.session import ColumnarRecords, FoldOutput, Session
+from seriatim.engine.session import ColumnarRecords, FoldOutput, Session, SessionsByName
 from seriatim.errors import ensure
 from seriatim.fast.columns import parse_values, to_columnar_records
 from seriatim.fast.compiled import Array, compiled, int64
 from seriatim.fast.parse import SNAPSHOT, UNSURE
-from seriatim.fast.rows import RecordBuffers, SessionColumns, fold_usual_messages
+from seriatim.fast.rows import RecordBuffers, fold_usual_messages
+from seriatim.fast.sessions import TaskSessions
 from seriatim.fast.table import ArenaSlot, CompiledTable
 
 
@@ -32,10 +34,11 @@ class CompiledFold(Fold):
     batch under way, or None if it goes through the plain fold.
     """
 
-    unusual_max, messages_per_session_min = 1 / 8, 3
-    """With more unusual messages, or fewer messages per session, the plain fold is faster."""
+    unusual_max = 1 / 8
+    """With a larger share of unusual messages the plain fold is faster."""
     runner: CompiledTable
     _compiled_batch: CompiledBatch | None = None
+    _task_sessions: TaskSessions | None = None
     _is_arena_abandoned = False
 
     def fold_batch(self, batch: MessageBatch) -> FoldOutput:
@@ -73,11 +76,9 @@ class CompiledFold(Fold):
         record_batch = getattr(batch, "record_batch", None)
         if record_batch is None or len(batch) == 0:
             return None
-        # 3. Many sessions, or many unusual messages, cost more than they gain.
+        # 3. Many unusual messages cost more than they gain.
         names = BatchSessionNames(record_batch.column("key"))
-        if len(names) < self.messages_per_session_min * len(names.distinct):
-            return None
-        compiled_batch = CompiledBatch(self.runner, names, record_batch.column("value"))
+        compiled_batch = CompiledBatch(self.runner, names, batch, record_batch.column("value"))
         if compiled_batch.unusual_share > self.unusual_max:
             return None
         return compiled_batch
@@ -86,6 +87,8 @@ class CompiledFold(Fold):
         """Take all rows out of the arena. Moving to and fro would cost more than it gains, so rows
         that were in the arena do not come back in this task.
         """
+        self._write_sessions()
+        self._task_sessions = None
         for session in self.sessions.values():
             if session.state.__class__ is ArenaSlot:
                 session.state = self.runner.to_plain_rows(session.state)
@@ -103,70 +106,90 @@ class CompiledFold(Fold):
             return
         self.runner.uses_arena = True
         super()._load_new_sessions(self._compiled_batch.names.distinct)
-        self._compiled_batch.register_sessions(self.sessions)
+        if self._task_sessions is None:
+            self._task_sessions = TaskSessions(self.runner, self.headless_since)
+        self._compiled_batch.set_sessions(self._task_sessions, self.sessions)
 
     def _mark_touched(self, names: Any, consumed: int) -> None:
         compiled_batch = self._compiled_batch
         if compiled_batch is None:
             super()._mark_touched(names, consumed)
             return
-        compiled_batch.write_sequences_to_sessions(self.sessions)
+        # 1. The sessions that compiled code has begun.
+        self._add_begun_sessions(compiled_batch)
+        # 2. Where each session was last met.
         if self._skipped_positions:
+            table = compiled_batch.table
+            table.write(compiled_batch.distinct_numbers)
             super()._mark_touched(list(names), consumed)
+            for number in compiled_batch.distinct_numbers:
+                table.read(number)
             return
         batch = self._batch
-        last_positions = compiled_batch.names.last_positions(consumed).tolist()
-        for name, position in zip(compiled_batch.names.distinct, last_positions, strict=True):
-            if position < 0 or name is None:
-                continue
-            session = self.sessions.get(name)
-            if session is not None and session.is_active:
-                session.is_touched = True
-                session.last_offset = batch.start + position
-                session.timestamp = int(batch.timestamps[position])
+        columns = compiled_batch.table.columns
+        numbers = compiled_batch.session_numbers[:consumed]
+        counts_for_session = (numbers >= 0) & columns.is_active[numbers]
+        numbers = numbers[counts_for_session]
+        positions = np.flatnonzero(counts_for_session)
+        # Of several messages of a session the last one is written last, and stays.
+        columns.last_offsets[numbers] = batch.start + positions
+        columns.timestamps[numbers] = np.asarray(batch.timestamps)[positions]
+        columns.is_touched[numbers] = True
+
+    def _add_begun_sessions(self, compiled_batch: CompiledBatch) -> None:
+        """Note and count the snapshots with which compiled code has begun sessions."""
+        compiled_batch.begin_objects(compiled_batch.distinct_numbers)
+        positions = sorted(compiled_batch.begin_positions)
+        if not positions:
+            return
+        self._snapshot_positions += positions
+        counts = self.counts
+        counts.snapshots += len(positions)
+        counts.last_snapshot = max(counts.last_snapshot, self._batch.start + positions[-1])
+        first_offset = self._batch.start + positions[0]
+        if counts.first_snapshot < 0 or first_offset < counts.first_snapshot:
+            counts.first_snapshot = first_offset
 
     def _measure_distance(self, batch: MessageBatch, names: Any, consumed: int) -> None:
         compiled_batch = self._compiled_batch
-        if compiled_batch is None or self._ended_positions or self.limits.distance_ms:
-            super()._measure_distance(batch, list(names), consumed)
+        if compiled_batch is None:
+            super()._measure_distance(batch, names, consumed)
             return
-        # 1. The distances so far, one line per session.
-        sessions = [self._session_or_none(name) for name in compiled_batch.names.distinct]
-        distances = _distances_of(sessions)
+        table = compiled_batch.table
+        if self._ended_positions or self.limits.distance_ms:
+            table.write(compiled_batch.distinct_numbers)
+            super()._measure_distance(batch, list(names), consumed)
+            for number in compiled_batch.distinct_numbers:
+                table.read(number)
+            return
         is_snapshot = np.zeros(len(batch), np.bool_)
         is_snapshot[self._snapshot_positions] = True
-        is_changed = np.zeros(len(sessions), np.bool_)
-        # 2. Walk through the messages.
-        codes = compiled_batch.names.codes[:consumed]
-        times = np.asarray(batch.timestamps)
         most_messages, longest_ms = measure_snapshot_distances(
-            codes, times, is_snapshot, distances, is_changed
+            compiled_batch.session_numbers[:consumed],
+            np.asarray(batch.timestamps),
+            is_snapshot,
+            table.columns.distances,
+            table.columns.is_touched,
         )
-        # 3. Write the distances back.
-        for code, session in enumerate(sessions):
-            if session is not None:
-                session.messages_since_snapshot = int(distances[code, 0])
-                session.snapshot_distance_ms = int(distances[code, 1])
-                session.snapshot_timestamp = int(distances[code, 2])
-                session.is_touched |= bool(is_changed[code])
         self.counts.distance_messages = max(self.counts.distance_messages, most_messages)
         self.counts.distance_ms = max(self.counts.distance_ms, longest_ms)
 
-    def _session_or_none(self, name: str | None) -> Session | None:
-        return None if name is None else self.sessions.get(name)
+    def touched_sessions(self) -> SessionsByName:
+        """Sessions to be saved, with their state as bytes. Rows in the arena are packed all at once."""
+        self._write_sessions()
+        sessions = []
+        for session in self.sessions.values():
+            if session.is_touched and session.state.__class__ is ArenaSlot:
+                sessions.append(session)
+        states = self.runner.dump_sessions([session.state.number for session in sessions])
+        for session, state_bytes in zip(sessions, states, strict=True):
+            session.state_bytes = state_bytes
+        return super().touched_sessions()
 
-
-def _distances_of(sessions: list[Session | None]) -> Array:
-    """One line per session: (messages since its snapshot, longest time since, snapshot's time)."""
-    distances = np.zeros((len(sessions), 3), np.int64)
-    for code, session in enumerate(sessions):
-        if session is None:
-            distances[code, 2] = -1
-        else:
-            distances[code, 0] = session.messages_since_snapshot
-            distances[code, 1] = session.snapshot_distance_ms
-            distances[code, 2] = session.snapshot_timestamp
-    return distances
+    def _write_sessions(self) -> None:
+        """Bring the objects of all sessions up to date."""
+        if self._task_sessions is not None:
+            self._task_sessions.write_all()
 
 
 class BatchSessionNames:
@@ -174,7 +197,7 @@ class BatchSessionNames:
 
     def __init__(self, keys: pa.Array) -> None:
         encoded = keys.dictionary_encode()
-        self.distinct = [session_name_of_key(key) for key in encoded.dictionary.to_pylist()]
+        self.distinct = _names_of_keys(encoded.dictionary)
         codes = encoded.indices.fill_null(-1) if encoded.null_count else encoded.indices
         self.codes: Array = codes.to_numpy(zero_copy_only=False).astype(np.int64)
         """Positions in `distinct`; -1: the message has no session."""
@@ -202,6 +225,15 @@ class BatchSessionNames:
         return positions[:-1]
 
 
+def _names_of_keys(keys: pa.Array) -> list[str | None]:
+    try:
+        # Arrow decodes all at once, if all are UTF-8.
+        names: list[str | None] = keys.cast(pa.string()).to_pylist()
+    except pa.ArrowInvalid:
+        names = [session_name_of_key(key) for key in keys.to_pylist()]
+    return names
+
+
 class CompiledBatch:
     """The messages of a batch, parsed by compiled code.
 
@@ -209,20 +241,32 @@ class CompiledBatch:
     plain fold asks for it.
     """
 
-    def __init__(self, runner: CompiledTable, names: BatchSessionNames, values: pa.Array) -> None:
+    def __init__(
+        self,
+        runner: CompiledTable,
+        names: BatchSessionNames,
+        batch: MessageBatch,
+        values: pa.Array,
+    ) -> None:
         self.runner = runner
         self.names = names
+        self.batch = batch
         self._values = values
         self.sequences = LazySequences(self)
         self._decoded_by_position: dict[int, Any] = {}
-        self.data, self.edges, self.parsed = parse_values(values, runner.field_layout)
+        self.data, self.edges, self.parsed, self._rows = parse_values(values, runner.field_layout)
+        self.begin_positions: list[int] = []
+        """The positions of snapshots with which compiled code has begun a session, in any order."""
         self._record_count = 0
         self.refused_count = 0
         """Messages that were parsed, and then refused: the rows or the sequence contradict them."""
         width = len(runner.columns) - 1  # without the operation
-        count = len(names)
+        row_count = len(self._rows.kinds)
+        count = len(names) + row_count
+        self._record_count_max = count
         self._records = RecordBuffers(
             positions=np.empty(count, np.int64),
+            indexes=np.empty(count, np.int64),
             operations=np.empty(count, np.int8),
             cells=np.empty((width, count), np.int64),
             sizes=np.empty((width, count), np.int32),
@@ -230,8 +274,10 @@ class CompiledBatch:
 
     @property
     def unusual_share(self) -> float:
-        """The share of snapshots and of messages that were not parsed: between 0 and 1."""
-        return float(np.mean(self.parsed.kinds <= SNAPSHOT))
+        """The share of messages that were not parsed: between 0 and 1."""
+        is_parsed = self.parsed.kinds > SNAPSHOT
+        is_parsed |= (self.parsed.kinds == SNAPSHOT) & (self.parsed.row_counts >= 0)
+        return 1.0 - float(np.mean(is_parsed))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -246,32 +292,19 @@ class CompiledBatch:
         self._decoded_by_position[i] = message
         self.parsed.kinds[i] = UNSURE
 
-    def register_sessions(self, sessions: Mapping[str, Session]) -> None:
-        """Copy what compiled code must know of the sessions into arrays, by their codes."""
-        count = len(self.names.distinct)
-        self._sessions = SessionColumns(
-            session_codes=self.names.codes,
-            slots=np.empty(count, np.int64),
-            sequences=np.empty(count, np.int64),
-            has_sequence=np.empty(count, np.bool_),
-        )
-        for code, name in enumerate(self.names.distinct):
-            session = None if name is None else sessions[name]
-            if session is not None and session.is_active and session.state.__class__ is dict:
-                session.state = self.runner.move_into_arena(session.state)
-            self._read_session(code, session)
+    def set_sessions(self, table: TaskSessions, sessions: Mapping[str, Session]) -> None:
+        """Set the table that has the sessions of the batch. Those that it lacks are added."""
+        self.table = table
+        numbers = table.numbers_of(self.names.distinct, sessions)
+        self.distinct_numbers = [number for number in numbers if number >= 0]
+        # A message without a session has the code -1, which is the last entry here.
+        self.session_numbers: Array = np.array([*numbers, -1], np.int64)[self.names.codes]
 
-    def _read_session(self, code: int, session: Session | None) -> None:
-        """Copy a session's slot and sequence into the arrays."""
-        slot = -1
-        sequence = None
-        if session is not None:
-            sequence = session.sequence
-            if session.is_active and session.state.__class__ is ArenaSlot:
-                slot = session.state.number
-        self._sessions.slots[code] = slot
-        self._sessions.sequences[code] = sequence or 0
-        self._sessions.has_sequence[code] = sequence is not None
+    def begin_objects(self, numbers: Sequence[int]) -> None:
+        """Let the objects of sessions know that compiled code has begun them."""
+        self.begin_positions += self.table.begin_objects(
+            numbers, self.batch, self._values, self.parsed.sequences
+        )
 
     def fold_usual(self, sessions: Mapping[str, Session]) -> Iterator[int]:
         """Fold the usual messages; gives the position of every other message at its turn.
@@ -282,12 +315,15 @@ class CompiledBatch:
         position = 0
         while True:
             remaining_bytes = int(self.edges[-1] - self.edges[position])
-            self.runner.reserve_capacity(len(self) - position, remaining_bytes)
+            row_count = len(self) - position + len(self._rows.kinds)
+            self.runner.reserve_capacity(row_count, remaining_bytes)
             position, self._record_count = fold_usual_messages(
                 self.runner.arena,
                 self.data,
                 self.parsed,
-                self._sessions,
+                self._rows,
+                self.session_numbers,
+                self.table.columns,
                 self.runner.field_layout.has_sequence,
                 position,
                 self._records,
@@ -295,38 +331,32 @@ class CompiledBatch:
             )
             if position == len(self):
                 return
-            code = int(self.names.codes[position])
-            if code < 0:
+            number = int(self.session_numbers[position])
+            if number < 0:
                 yield position
             else:
-                if self._sessions.slots[code] >= 0 and self.parsed.kinds[position] > SNAPSHOT:
+                if self._is_refused(position, number):
                     self.refused_count += 1
-                # The caller changes the session: it must know the sequence that compiled code has
-                # come to, and compiled code must know afterwards what became of it.
-                session = sessions[self.names.distinct[code] or ""]
-                self._write_sequence_to_session(code, session)
+                # The caller changes the session: it must know what compiled code has come to, and
+                # compiled code must know afterwards what became of it.
+                self.begin_objects([number])
+                self.table.write([number])
                 yield position
-                self._read_session(code, session)
+                self.table.read(number)
             position += 1
 
-    def _write_sequence_to_session(self, code: int, session: Session) -> None:
-        in_arena = self._sessions.slots[code] >= 0
-        has_sequence = self.runner.field_layout.has_sequence and self._sessions.has_sequence[code]
-        if in_arena and has_sequence:
-            session.sequence = int(self._sessions.sequences[code])
-
-    def write_sequences_to_sessions(self, sessions: Mapping[str, Session]) -> None:
-        """Write the last sequence of every session that compiled code folded into the session."""
-        for code, name in enumerate(self.names.distinct):
-            if name is not None:
-                self._write_sequence_to_session(code, sessions[name])
+    def _is_refused(self, position: int, number: int) -> bool:
+        """Whether a message was parsed, and compiled code did not fold it."""
+        is_in_arena = self.table.columns.slots[number] >= 0
+        is_parsed_snapshot = self.parsed.row_counts[position] >= 0
+        return bool(is_in_arena and (self.parsed.kinds[position] > SNAPSHOT or is_parsed_snapshot))
 
     def columnar_records(self) -> ColumnarRecords | None:
         """The records of compiled code, in columns; None if there are none."""
         count = self._record_count
         if count == 0:
             return None
-        ensure(count <= len(self), "a usual message gives one record")
+        ensure(count <= self._record_count_max, "a message or a row of a snapshot gives one record")
         return to_columnar_records(self.runner, self.names, self.parsed, self._records, count)
 
 
@@ -353,28 +383,27 @@ class LazySequences:
 
 @compiled
 def measure_snapshot_distances(
-    codes: Array, times: Array, is_snapshot: Array, distances: Array, is_changed: Array
+    session_numbers: Array, times: Array, is_snapshot: Array, distances: Array, is_touched: Array
 ) -> tuple[int, int]:
     """How far messages are from their session's snapshot: (most messages, longest time in ms).
 
-    `distances` has a line per session: (messages since its snapshot, longest time since, snapshot's
-    time, or -1 before the first one).
+    `distances` and `is_touched` are columns of all sessions of the task.
     """
     most_messages = int64(0)
     longest_ms = int64(0)
-    for message in range(len(codes)):
-        code = codes[message]
-        if code < 0:
+    for message in range(len(session_numbers)):
+        number = session_numbers[message]
+        if number < 0:
             continue
         if is_snapshot[message]:
-            distances[code, 0] = 0
-            distances[code, 1] = 0
-            distances[code, 2] = times[message]
-        elif distances[code, 2] >= 0:
-            distances[code, 0] += 1
-            elapsed_ms = times[message] - distances[code, 2]
-            distances[code, 1] = max(distances[code, 1], elapsed_ms)
-            is_changed[code] = True
-            most_messages = max(most_messages, distances[code, 0])
-            longest_ms = max(longest_ms, distances[code, 1])
+            distances[number, 0] = 0
+            distances[number, 1] = 0
+            distances[number, 2] = times[message]
+        elif distances[number, 2] >= 0:
+            distances[number, 0] += 1
+            elapsed_ms = times[message] - distances[number, 2]
+            distances[number, 1] = max(distances[number, 1], elapsed_ms)
+            is_touched[number] = True
+            most_messages = max(most_messages, distances[number, 0])
+            longest_ms = max(longest_ms, distances[number, 1])
     return most_messages, longest_ms

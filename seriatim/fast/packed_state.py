@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from seriatim.fast.column_kinds import BOOL, FLOAT, TEXT
 from seriatim.fast.compiled import NULL, Array, compiled, compiled_inner, int64, uint8
-from seriatim.fast.rows import NONE, Arena, append_row, find_row, has_heap_text, write_cell
+from seriatim.fast.rows import (
+    NONE,
+    Arena,
+    append_row,
+    find_row,
+    has_heap_text,
+    remove_row,
+    write_cell,
+)
 
 CELL_BYTES_MAX = 9
 """Bytes of a cell, without its text."""
@@ -157,25 +165,60 @@ def count_rows(data: Array) -> int:
     return count
 
 
-@compiled
-def load_rows(arena: Arena, slot: int, data: Array, cells: Array, sizes: Array) -> bool:
-    """Put packed rows into a session: over the row with the same key, or at the end.
-
-    Gives False, with some of the rows in the session, if the bytes cannot be read.
+@compiled_inner
+def load_rows_at(
+    arena: Arena, slot: int, data: Array, position: int, cells: Array, sizes: Array
+) -> int:
+    """Put packed rows into a session: over the row with the same key, or at the end. The position
+    after them; -1, with some of the rows in the session, if the bytes cannot be read.
     """
-    position, count = read_list_header(data, 0)
+    position, count = read_list_header(data, position)
     if count < 0:
-        return False
+        return -1
     for _ in range(count):
         position = read_row(data, position, arena, cells, sizes)
         if position < 0:
-            return False
+            return -1
         row, key_hash = find_row(arena, slot, data, cells, sizes, 0)
         if row == NONE:
             row = append_row(arena, slot, key_hash)
         for column in range(len(arena.kinds)):
             write_cell(arena, row, column, data, cells[column, 0], sizes[column, 0])
-    return position == len(data)
+    return position
+
+
+@compiled
+def load_rows(arena: Arena, slot: int, data: Array, cells: Array, sizes: Array) -> bool:
+    """Put packed rows into a session. Gives False, with some of the rows in the session, if the bytes
+    cannot be read.
+    """
+    return load_rows_at(arena, slot, data, 0, cells, sizes) == len(data)
+
+
+@compiled
+def count_rows_of_sessions(data: Array, edges: Array) -> int:
+    """The most rows that the packed rows of many sessions can be, which lie between the edges."""
+    total = 0
+    for i in range(len(edges) - 1):
+        _, count = read_list_header(data, edges[i])
+        # A row takes more than a byte, so that damaged bytes reserve no memory.
+        total += max(0, min(count, edges[i + 1] - edges[i]))
+    return total
+
+
+@compiled
+def load_sessions(
+    arena: Arena, slots: Array, data: Array, edges: Array, cells: Array, sizes: Array
+) -> None:
+    """Put the packed rows between each two edges into an empty session. Where they cannot be read,
+    the session is empty, and its slot becomes -1.
+    """
+    for i in range(len(slots)):
+        slot = slots[i]
+        if load_rows_at(arena, slot, data, edges[i], cells, sizes) != edges[i + 1]:
+            while arena.head[slot] != NONE:
+                remove_row(arena, int64(arena.head[slot]))
+            slots[i] = NONE
 
 
 @compiled
@@ -187,8 +230,8 @@ def find_packed_row(arena: Arena, slot: int, data: Array, cells: Array, sizes: A
     return row
 
 
-@compiled
-def packed_size_bound(arena: Arena, slot: int) -> tuple[int, int]:
+@compiled_inner
+def size_bound_of_session(arena: Arena, slot: int) -> tuple[int, int]:
     """(Rows of a session, the most bytes that they can take when packed)."""
     count = 0
     total = LIST_HEADER_BYTES_MAX
@@ -202,6 +245,23 @@ def packed_size_bound(arena: Arena, slot: int) -> tuple[int, int]:
                 total += arena.sizes[row, column]
         row = arena.after[row]
     return count, total
+
+
+@compiled
+def packed_size_bound(arena: Arena, slot: int) -> tuple[int, int]:
+    """`size_bound_of_session` for Python, which cannot call an inner function."""
+    return size_bound_of_session(arena, slot)
+
+
+@compiled
+def packed_size_bounds(arena: Arena, slots: Array, row_counts: Array) -> int:
+    """Note the rows of many sessions; the most bytes that they can take when packed."""
+    total = 0
+    for i in range(len(slots)):
+        count, size_bound = size_bound_of_session(arena, slots[i])
+        row_counts[i] = count
+        total += size_bound
+    return total
 
 
 @compiled_inner
@@ -298,12 +358,27 @@ def write_row(arena: Arena, row: int, out: Array, position: int) -> int:
     return position
 
 
-@compiled
-def pack_rows(arena: Arena, slot: int, count: int, out: Array) -> int:
-    """Write all rows of a session; the number of bytes written."""
-    position = write_list_header(out, 0, count)
+@compiled_inner
+def write_rows(arena: Arena, slot: int, count: int, out: Array, position: int) -> int:
+    """Write all rows of a session; the position after them."""
+    position = write_list_header(out, position, count)
     row = arena.head[slot]
     while row != NONE:
         position = write_row(arena, row, out, position)
         row = arena.after[row]
     return position
+
+
+@compiled
+def pack_rows(arena: Arena, slot: int, count: int, out: Array) -> int:
+    """Write all rows of a session; the number of bytes written."""
+    return write_rows(arena, slot, count, out, 0)
+
+
+@compiled
+def pack_sessions(arena: Arena, slots: Array, row_counts: Array, out: Array, edges: Array) -> None:
+    """Write all rows of many sessions behind each other, and where each session ends."""
+    position = 0
+    for i in range(len(slots)):
+        position = write_rows(arena, slots[i], row_counts[i], out, position)
+        edges[i + 1] = position

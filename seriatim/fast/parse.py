@@ -2,7 +2,8 @@
 
 A message is *usual* if every byte of it was understood: plain text without escapes in the columns
 of the table, numbers that are exact, valid JSON in the fields that are skipped. Every other message
-has the kind `UNSURE` and is decoded by msgspec.
+has the kind `UNSURE` and is decoded by msgspec. The rows of snapshots are parsed into columns of
+their own, in which a row looks like a message that inserts it.
 
 Next: rows.py, which folds the messages that were parsed.
 """
@@ -16,6 +17,7 @@ import numpy as np
 from seriatim.fast.column_kinds import BOOL, FLOAT, TEXT
 from seriatim.fast.compiled import MISSING, NULL, Array, compiled, compiled_inner
 from seriatim.fast.scan import (
+    CLOSE_LIST,
     CLOSE_OBJECT,
     COMMA,
     LETTER_N,
@@ -24,6 +26,7 @@ from seriatim.fast.scan import (
     NUMBER_BAD,
     NUMBER_FRACTION,
     NUMBER_INTEGER,
+    OPEN_LIST,
     OPEN_OBJECT,
     QUOTE,
     is_equal_bytes,
@@ -76,6 +79,11 @@ class ParsedMessages(NamedTuple):
     sizes: Array
     long_floats: Array
     """Floats of more digits than are exact at once: (message, column, position, size)."""
+    row_spans: Array
+    """Where the value of the rows field begins and ends: two lines; 0 if there is none."""
+    first_rows: Array
+    row_counts: Array
+    """The rows of each snapshot, in the columns of rows; -1: it has none that were understood."""
 
 
 @compiled_inner
@@ -242,7 +250,10 @@ def parse_own_field(
             return -1
         return closing_quote + 1
     if field == ROWS_FIELD:
-        return skip_value(data, position, end)
+        rows_end = skip_value(data, position, end)
+        parsed.row_spans[0, message] = position
+        parsed.row_spans[1, message] = rows_end
+        return rows_end
     if field == BEFORE_FIELD:
         # A before-image is compared by the plain machine. Null says nothing.
         if byte != LETTER_N:
@@ -359,5 +370,141 @@ def parse_messages(data: Array, edges: Array, layout: FieldLayout, parsed: Parse
         if not understood:
             parsed.kinds[message] = UNSURE
             # Its long floats are forgotten: msgspec decodes the whole message.
+            long_float_count = count_before
+    return long_float_count
+
+
+@compiled_inner
+def count_list_items(data: Array, position: int, end: int) -> int:
+    """The number of values in a list that is valid JSON; -1 if it is no list."""
+    if data[position] != OPEN_LIST:
+        return -1
+    position = skip_blanks(data, position + 1, end)
+    if position >= end:
+        return -1
+    if data[position] == CLOSE_LIST:
+        return 0
+    count = 0
+    has_more_values = True
+    while has_more_values:
+        position = skip_value(data, position, end)
+        if position < 0:
+            return -1
+        count += 1
+        position = skip_blanks(data, position, end)
+        if position >= end:
+            return -1
+        has_more_values = data[position] == COMMA
+        if has_more_values:
+            position = skip_blanks(data, position + 1, end)
+    return count
+
+
+@compiled
+def count_snapshot_rows(data: Array, parsed: ParsedMessages) -> int:
+    """Give the rows of each snapshot their place in the columns of rows; the number of all rows."""
+    total = 0
+    for message in range(len(parsed.kinds)):
+        count = -1
+        if parsed.kinds[message] == SNAPSHOT and parsed.row_spans[1, message] > 0:
+            count = count_list_items(
+                data, parsed.row_spans[0, message], parsed.row_spans[1, message]
+            )
+        parsed.first_rows[message] = total
+        parsed.row_counts[message] = count
+        if count > 0:
+            total += count
+    return total
+
+
+@compiled_inner
+def parse_row(
+    data: Array,
+    position: int,
+    end: int,
+    row: int,
+    layout: FieldLayout,
+    rows: ParsedMessages,
+    long_float_count: int,
+) -> tuple[int, int]:
+    """Parse one row of a snapshot: (position after it, or -1 if unsure; long floats so far)."""
+    field_count = len(layout.name_edges) - 1
+    if position >= end or data[position] != OPEN_OBJECT:
+        return -1, long_float_count
+    guess = FIRST_COLUMN_FIELD
+    has_more_fields = True
+    while has_more_fields:
+        # 1. The field's name and its colon.
+        position = skip_blanks(data, position + 1, end)
+        if position >= end or data[position] != QUOTE:
+            return -1, long_float_count
+        name_begin = position + 1
+        name_end = text_end(data, name_begin, end)
+        if name_end < 0:
+            return -1, long_float_count
+        position = skip_colon(data, name_end + 1, end)
+        if position < 0:
+            return -1, long_float_count
+        # 2. The value. Only columns count within a row.
+        field = find_field(data, name_begin, name_end, layout, guess)
+        if field >= FIRST_COLUMN_FIELD:
+            guess = field + 1
+            if guess == field_count:
+                guess = FIRST_COLUMN_FIELD
+            column = field - FIRST_COLUMN_FIELD
+            position, long_float_count = parse_column_cell(
+                data,
+                position,
+                end,
+                row,
+                column,
+                layout.column_kinds[column],
+                rows,
+                long_float_count,
+            )
+        else:
+            position = skip_value(data, position, end)
+        if position < 0:
+            return -1, long_float_count
+        # 3. A comma leads to the next field.
+        position = skip_blanks(data, position, end)
+        if position >= end or (data[position] != COMMA and data[position] != CLOSE_OBJECT):
+            return -1, long_float_count
+        has_more_fields = data[position] == COMMA
+    if not has_required_columns(row, layout, rows):
+        return -1, long_float_count
+    return position + 1, long_float_count
+
+
+@compiled
+def parse_snapshot_rows(
+    data: Array, layout: FieldLayout, parsed: ParsedMessages, rows: ParsedMessages
+) -> int:
+    """Parse the rows of all snapshots; the number of long floats. A snapshot with a row that was not
+    understood has no rows afterwards, so that it is decoded by msgspec.
+
+    `rows.sizes` must be MISSING everywhere.
+    """
+    long_float_count = 0
+    for message in range(len(parsed.kinds)):
+        row_count = parsed.row_counts[message]
+        if row_count <= 0:
+            continue
+        count_before = long_float_count
+        end = parsed.row_spans[1, message]
+        # Behind the bracket that opens the list.
+        position = parsed.row_spans[0, message] + 1
+        for i in range(row_count):
+            position = skip_blanks(data, position, end)
+            row = parsed.first_rows[message] + i
+            position, long_float_count = parse_row(
+                data, position, end, row, layout, rows, long_float_count
+            )
+            if position < 0:
+                break
+            # Behind the comma, or behind the bracket that closes the list.
+            position = skip_blanks(data, position, end) + 1
+        if position < 0:
+            parsed.row_counts[message] = -1
             long_float_count = count_before
     return long_float_count

@@ -54,20 +54,32 @@ class RecordBuffers(NamedTuple):
     """Records, in columns: the row's cells, then the cells that it had before."""
 
     positions: Array
+    indexes: Array
+    """The number of each record within its message."""
     operations: Array
     cells: Array
     sizes: Array
 
 
 class SessionColumns(NamedTuple):
-    """The sessions of a batch of messages."""
+    """All sessions of one task, a line for each."""
 
-    session_codes: Array
-    """The session of each message; -1: it has none."""
     slots: Array
-    """Each session's slot in the arena; -1: its messages are folded one by one."""
+    """The session's slot in the arena; -1: its messages are folded one by one."""
+    free_slots: Array
+    """An empty slot for a session that was never met before: a snapshot may begin it. Else -1."""
+    begin_positions: Array
+    """The position of the message of this batch with which compiled code began the session, until its
+    object knows it; else -1.
+    """
     sequences: Array
     has_sequence: Array
+    is_active: Array
+    distances: Array
+    """(Messages since the snapshot, longest time since, the snapshot's time or -1)."""
+    last_offsets: Array
+    timestamps: Array
+    is_touched: Array
 
 
 def empty_arena(kinds: Array, key: Array) -> Arena:
@@ -432,11 +444,70 @@ def delete_row(arena: Arena, row: int, records: RecordBuffers, record: int) -> N
     remove_row(arena, row)
 
 
+@compiled_inner
+def insert_snapshot_rows(
+    arena: Arena,
+    slot: int,
+    data: Array,
+    parsed: ParsedMessages,
+    rows: ParsedMessages,
+    message: int,
+    records: RecordBuffers,
+    record: int,
+) -> int:
+    """Insert the rows of a snapshot into an empty slot and write their records; the number of records
+    so far. It is -1, and the slot is empty again, if two rows have the same key.
+    """
+    first_row = parsed.first_rows[message]
+    for i in range(parsed.row_counts[message]):
+        row_number = first_row + i
+        row, key_hash = find_row(arena, slot, data, rows.cells, rows.sizes, row_number)
+        if row != NONE:
+            while arena.head[slot] != NONE:
+                remove_row(arena, int64(arena.head[slot]))
+            return -1
+        insert_row(arena, slot, key_hash, data, rows, row_number, records, record)
+        records.positions[record] = message
+        records.indexes[record] = i
+        records.operations[record] = SNAPSHOT
+        record += 1
+    return record
+
+
+@compiled_inner
+def begin_session(
+    arena: Arena,
+    data: Array,
+    parsed: ParsedMessages,
+    rows: ParsedMessages,
+    sessions: SessionColumns,
+    number: int,
+    message: int,
+    records: RecordBuffers,
+    record: int,
+) -> int:
+    """Begin a session that was never met before by a snapshot; the number of records so far. It is -1,
+    and nothing has changed, if the plain machine must take the snapshot.
+    """
+    slot = sessions.free_slots[number]
+    if slot < 0 or parsed.row_counts[message] < 0:
+        return -1
+    record = insert_snapshot_rows(arena, slot, data, parsed, rows, message, records, record)
+    if record >= 0:
+        sessions.free_slots[number] = NONE
+        sessions.slots[number] = slot
+        sessions.begin_positions[number] = message
+        sessions.is_active[number] = True
+    return record
+
+
 @compiled
 def fold_usual_messages(
     arena: Arena,
     data: Array,
     parsed: ParsedMessages,
+    rows: ParsedMessages,
+    session_numbers: Array,
     sessions: SessionColumns,
     has_sequence: bool,
     begin: int,
@@ -447,22 +518,33 @@ def fold_usual_messages(
     records).
 
     A message is left to the plain machine, before it changes anything, if it has no session in the
-    arena, if it was not parsed, if its sequence does not follow, or if the rows contradict it.
+    arena, if it was not parsed, if its sequence does not follow, or if the rows contradict it. A
+    snapshot is usual if it is the very first message of its session.
     """
     message_count = len(parsed.kinds)
     for message in range(begin, message_count):
-        code = sessions.session_codes[message]
+        number = session_numbers[message]
         kind = parsed.kinds[message]
-        if code < 0 or kind <= SNAPSHOT:
-            return message, record
-        slot = sessions.slots[code]
-        if slot < 0:
+        if number < 0 or kind < SNAPSHOT:
             return message, record
         sequence = parsed.sequences[message]
-        if has_sequence:
-            if not sessions.has_sequence[code]:
+        if kind == SNAPSHOT:
+            record_after = begin_session(
+                arena, data, parsed, rows, sessions, number, message, records, record
+            )
+            if record_after < 0:
                 return message, record
-            if sessions.sequences[code] != sequence - 1:
+            record = record_after
+            sessions.sequences[number] = sequence
+            sessions.has_sequence[number] = has_sequence
+            continue
+        slot = sessions.slots[number]
+        if slot < 0:
+            return message, record
+        if has_sequence:
+            if not sessions.has_sequence[number]:
+                return message, record
+            if sessions.sequences[number] != sequence - 1:
                 return message, record
         row, key_hash = find_row(arena, slot, data, parsed.cells, parsed.sizes, message)
         # An insert needs a new key, every other message a row that is there.
@@ -475,7 +557,8 @@ def fold_usual_messages(
         else:
             delete_row(arena, row, records, record)
         records.positions[record] = message
+        records.indexes[record] = 0
         records.operations[record] = kind
-        sessions.sequences[code] = sequence
+        sessions.sequences[number] = sequence
         record += 1
     return message_count, record

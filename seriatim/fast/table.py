@@ -7,6 +7,7 @@ Next: fold.py, which folds batches of messages with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -33,6 +34,7 @@ from seriatim.fast.rows import (
 
 HEAP_REPACK_BYTES = 8 << 20
 """A heap of less is not worth repacking."""
+SESSIONS_PACKED_AT_ONCE = 1_024
 STATE_BYTES_MAX = 2**31 - 1
 """Sizes of texts are int32 in the arena."""
 
@@ -73,10 +75,43 @@ class CompiledTable(TableMachine):
         return self._new_slot() if self.uses_arena else {}
 
     def _new_slot(self) -> ArenaSlot:
-        slot = ArenaSlot(self.slot_count)
-        self.arena = with_session_capacity(self.arena, slot.number)
-        self.slot_count += 1
-        return slot
+        return ArenaSlot(self.reserve_slots(1))
+
+    def reserve_slots(self, count: int) -> int:
+        """The first of so many new slots, which are empty."""
+        first = self.slot_count
+        self.slot_count += count
+        self.arena = with_session_capacity(self.arena, self.slot_count - 1)
+        return first
+
+    def load_sessions(self, states: Sequence[bytes]) -> list[int]:
+        """Rows of many sessions from bytes: the slot of each, or -1 where only the plain machine can
+        read the bytes.
+        """
+        edges = np.cumsum([0, *map(len, states)]).astype(np.int64)
+        data = np.frombuffer(b"".join(states), np.uint8)
+        if not len(data) or np.max(np.diff(edges)) > STATE_BYTES_MAX:
+            return [-1] * len(states)
+        first = self.reserve_slots(len(states))
+        slots = np.arange(first, first + len(states), dtype=np.int64)
+        row_count = packed_state.count_rows_of_sessions(data, edges)
+        self.arena = with_row_capacity(self.arena, row_count, len(data))
+        packed_state.load_sessions(self.arena, slots, data, edges, self._cells, self._sizes)
+        return slots.tolist()
+
+    def dump_sessions(self, slots: Sequence[int]) -> list[bytes]:
+        """The rows of many sessions in the arena as bytes."""
+        states: list[bytes] = []
+        for begin in range(0, len(slots), SESSIONS_PACKED_AT_ONCE):
+            slots_at_once = np.array(slots[begin : begin + SESSIONS_PACKED_AT_ONCE], np.int64)
+            row_counts = np.empty(len(slots_at_once), np.int64)
+            size_bound = packed_state.packed_size_bounds(self.arena, slots_at_once, row_counts)
+            packed = np.empty(size_bound, np.uint8)
+            edges = np.zeros(len(slots_at_once) + 1, np.int64)
+            packed_state.pack_sessions(self.arena, slots_at_once, row_counts, packed, edges)
+            content = packed[: edges[-1]].tobytes()
+            states += [content[a:b] for a, b in pairwise(edges.tolist())]
+        return states
 
     def load(self, state_bytes: bytes, version: int) -> Any:
         """Rows from bytes, in the arena if it can take them."""

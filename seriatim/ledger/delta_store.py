@@ -112,6 +112,23 @@ class DeltaLedger(StoredLedger):
             self.store.refuse_if_unsafe()
         return super().put_manifest(manifest)
 
+    def find_mark(self, stream: str, sequence: int) -> CommitMark:
+        """The commit that made an entry. An entry that does not exist is refused. A long log is not
+        read through, unless it has lost commits.
+        """
+        if sequence >= 0 and sequence not in self.known_marks:
+            table = self.load_table(stream)
+            commit = None
+            if table is not None:
+                with _reading_table(stream):
+                    commit = self.table.commit_of_sequence(table, sequence)
+            if commit is not None:
+                mark = _parse_mark(stream, commit)
+                if self.store.is_remote:
+                    self.known_marks[sequence] = mark
+                return mark
+        return super().find_mark(stream, sequence)
+
     def delta_version(self, stream: str, sequence: int) -> int:
         """The Delta version that entry `sequence` made."""
         return self.find_mark(stream, sequence).version

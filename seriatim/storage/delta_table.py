@@ -267,6 +267,30 @@ class MarkedTable:
             if commit is not None:
                 yield commit
 
+    def commit_of_sequence(self, loaded: TableVersion, sequence: int) -> TableCommit | None:
+        """The commit of ours whose mark has this sequence, up to the loaded version; None if it is
+        not found by the numbers alone. The log is not read through.
+
+        Each commit of ours has the next sequence, and a version of its own. So from a commit with a
+        later sequence it is at least as many versions back as the sequence is lower, and exactly
+        there if nobody else has committed between.
+        """
+        version = loaded.version()
+        while version >= 0:
+            commit = self._read_commit(version)
+            if commit is None:
+                return None
+            if commit.mark is None:
+                version -= 1
+                continue
+            sequence_here = commit.mark.get("sequence")
+            if sequence_here == sequence:
+                return commit
+            if not isinstance(sequence_here, int) or sequence_here < sequence:
+                return None
+            version -= sequence_here - sequence
+        return None
+
     def last_mark(self, loaded: TableVersion, mark_type: type[Mark]) -> Mark | None:
         """The mark of our newest commit; None if no commit is ours."""
         for commit in self.commits(loaded):

@@ -12,6 +12,8 @@ import pytest
 
 from bench import answer, run
 from bench.contenders import CONTENDERS
+from bench.shapes import LARGE_TABLE_SLICE, SHAPES
+from seriatim.testing import fold_table
 
 NAMES = {
     "floor", "table", "machine", "spark-apply", "spark-transform", "spark-scala", "flink-heap", "flink-rocksdb",
@@ -104,3 +106,55 @@ def test_an_answer_does_not_depend_on_files_or_order(tmp_path: Path) -> None:
     first = kept("one", rows)
     assert kept("two", rows[7:], rows[:7]) == first
     assert kept("three", [*rows[:9], {**rows[9], "price": 1.25}]) != first
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_shape_is_in_order(name: str) -> None:
+    """A contender that finds something folds data twice, and its figure means nothing."""
+    messages = [(key, message) for _, key, message in SHAPES[name].make_messages(2_000)]
+    columns = {"id": "string", "price": "float64", "size": "int64"}
+    folded = fold_table(messages, key=["id"], columns=columns, sequence="seq")
+    assert (folded.findings, folded.headless, len(messages)) == ([], 0, 2_000)
+    assert folded.records
+
+
+def test_change_capture_has_a_session_for_each_row() -> None:
+    """Two messages per key, a fifth of all messages are deletes."""
+    messages = [message for _, _, message in SHAPES["cdc"].make_messages(10_000)]
+    assert len({message["session"] for message in messages}) == 5_000
+    deletes = [message for message in messages if message["type"] == "delete"]
+    assert 0.18 < len(deletes) / len(messages) < 0.22
+
+
+def test_a_slice_of_the_large_table_touches_one_row_in_a_hundred() -> None:
+    """After all rows were inserted."""
+    count = 4 * LARGE_TABLE_SLICE
+    messages = [message for _, _, message in SHAPES["large-table"].make_messages(count)]
+    inserted = [message["id"] for message in messages if message["type"] == "insert"]
+    first_slice = messages[count // 2 : count // 2 + LARGE_TABLE_SLICE]
+    touched = {message["id"] for message in first_slice}
+    assert touched <= set(inserted)
+    assert len(touched) == pytest.approx(len(inserted) / 100, rel=0.01)
+
+
+def test_each_shape_has_results_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`latest.json` and the picture stay those of the first shape."""
+    for name in ("sessions", "cdc"):
+        figures = {"shape": name, **run.summary({"floor": [taken(8.0)], "table": [taken(4.0)]}, 10)}
+        run.save_results(figures, tmp_path, docs=False)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "cdc.json",
+        "latest.json",
+        "latest.svg",
+    ]
+    assert json.loads((tmp_path / "cdc.json").read_text())["shape"] == "cdc"
+    assert "shape cdc" in capsys.readouterr().out
+
+
+def test_a_start_counts_where_nothing_was_warmed_up() -> None:
+    """A small run is mostly its start."""
+    measurement = {**taken(2.0), "startup_wall_seconds": 3.0}
+    run._add_start(measurement)
+    assert (measurement["cpu_seconds"], measurement["wall_seconds"]) == (3.0, 5.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,6 +16,7 @@ from seriatim.ledger.manifests import REPORTED_NOTE, REQUESTED_NOTE, SWEPT_NOTE
 from seriatim.ledger.model import EntryMark
 from seriatim.memory import MemoryClock
 from seriatim.ports import CommitConflictError
+from seriatim.storage.store import LocalStore
 from tests.contracts.ledger_sides import (
     Q,
     RealSide,
@@ -237,3 +239,41 @@ def test_a_commit_says_which_entry_it_is(tmp_path: Path) -> None:
     assert (tmp_path / mark["manifest"]).is_file()
     assert (actions["txn"]["appId"], actions["txn"]["version"]) == ("seriatim", 1)
     assert side.store.delta_version("s", 1) == 1
+
+
+def test_an_entry_is_found_without_reading_through_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many commits came after it. Those of others between make it a few reads more, and a log
+    that has lost commits is searched as before.
+    """
+    side = RealSide(tmp_path)
+    head = start_side(side)
+    version_of = [0]
+    for number in range(40):
+        if number in (7, 20, 21):
+            side.foreign_append()
+            head = side.store.head("s") or head
+        head, _ = commit(side.store, MemoryClock(), head, slice_entry(number, number + 1))
+        version_of.append(head.token.version())
+    reads: list[str] = []
+    read = LocalStore.read
+
+    def read_and_note(store: LocalStore, key: str) -> Any:
+        if "/_delta_log/" in key:
+            reads.append(key)
+        return read(store, key)
+
+    monkeypatch.setattr(LocalStore, "read", read_and_note)
+    for sequence in (0, 3, 7, 8, 19, 20, 22, 39, 40):
+        store = side.again()
+        reads.clear()
+        assert store.delta_version("s", sequence) == version_of[sequence]
+        assert len(reads) <= 8, sequence
+    with pytest.raises(ConfigError, match="no ledger entry 41"):
+        side.again().delta_version("s", 41)
+    side.table().create_checkpoint()
+    (tmp_path / "records" / "_delta_log" / f"{version_of[5]:020d}.json").unlink()
+    assert side.again().delta_version("s", 4) == version_of[4]
+    with pytest.raises(ConfigError, match="no ledger entry 5"):
+        side.again().delta_version("s", 5)

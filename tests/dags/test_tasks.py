@@ -141,6 +141,30 @@ os.environ["AIRFLOW_CONN_SERIATIM_SPARK"] = '{"conn_type": "spark", "host": "loc
 one = FoldOperator(task_id="fold", stream="orders", folder=FOLDER)
 hook = one._create_submit_hook(config.load_settings(folder=Path(FOLDER)), one.build_arguments(context()))
 answers['no_setting_of_ours_is_in_the_arguments_of_spark_submit'] = hook._build_spark_submit_command(one.application)
+from seriatim import class_archive
+settings = config.load_settings(folder=Path(FOLDER))
+archive = class_archive.archive_path(settings)
+def begin(host, extra=""):
+    # Whether the archive is used, and the Python that Spark starts.
+    os.environ["AIRFLOW_CONN_SERIATIM_SPARK"] = json.dumps({"conn_type": "spark", "host": host, "extra": extra})
+    hook = one._create_submit_hook(settings, ["run", "orders"])
+    has_archive = str(archive) in hook._conf["spark.driver.extraJavaOptions"]
+    python = []
+    if not hook.is_cluster_mode:
+        code = "import os; print(os.environ.get('PYSPARK_PYTHON', ''))"
+        hook._build_spark_submit_command = lambda _: [sys.executable, "-c", code]
+        before = len(said)
+        hook.submit("x")
+        python = [line for line in said[before:] if "python" in line]
+    return [has_archive, python]
+if archive is not None:
+    archive.parent.mkdir(parents=True)
+    archive.touch()
+    cluster_mode = '{"deploy-mode": "cluster"}'
+    answers['spark_submit_starts_as_quickly_as_the_command_line'] = [
+        begin("local[1]"), begin("spark://there:7077"), begin("spark://there:7077", cluster_mode)
+    ]
+    archive.unlink()
 from seriatim.airflow.failure_callback import FailureCallback
 from seriatim.alerts.incidents import Note
 environment.open_outbox(FOLDER, "b").add_note(Note(kind="task", at_seconds=1.0, run="r1", task="b"))
@@ -417,6 +441,19 @@ def test_no_setting_of_ours_is_in_the_arguments_of_spark_submit(answers: dict[st
     assert "canary" not in " ".join(command)
     assert command[-3:][1:] == ["run", "orders"]
     assert "log4j2.properties" in " ".join(command)
+
+
+def test_spark_submit_starts_as_quickly_as_the_command_line(answers: dict[str, Any]) -> None:
+    """A driver on this host takes the archive of Spark's classes. The script that makes Spark's Python
+    start sooner is for a Spark that runs on this host alone. In cluster mode the driver is elsewhere.
+    """
+    if "spark_submit_starts_as_quickly_as_the_command_line" not in answers:
+        pytest.skip("this Java has no archive of its own classes")
+    local, client, in_cluster = answers["spark_submit_starts_as_quickly_as_the_command_line"]
+    assert [local[0], client[0], in_cluster[0]] == [True, True, False]
+    (script,) = local[1]
+    assert script.endswith("seriatim/embedded/worker_python.sh")
+    assert client[1] == []
 
 
 def test_a_run_concerns_the_stream_whose_task_failed(answers: dict[str, Any]) -> None:

@@ -42,7 +42,7 @@ Sent = tuple[bytes | None, bytes | None, int]
 class EagerFold(CompiledFold):
     """A compiled fold that never leaves a batch to the plain fold."""
 
-    unusual_max, messages_per_session_min = 1.0, 0  # type: ignore[assignment]
+    unusual_max = 1.0  # type: ignore[assignment]
 
 
 class _Sheet:
@@ -196,9 +196,15 @@ class OddProducer:
     """Sends tables as producers do: mostly right, with a chance of everything else."""
 
     def __init__(
-        self, chance: random.Random, oddness: float, sequenced: bool, images: float = 0.0
+        self,
+        chance: random.Random,
+        oddness: float,
+        sequenced: bool,
+        images: float = 0.0,
+        session_count: int = 4,
     ) -> None:
         self.chance, self.oddness, self.sequenced = chance, oddness, sequenced
+        self.names = ["s1", "s2", "sß", "s4", *(f"k{number}" for number in range(4, session_count))]
         self.images = images
         """The share of updates and deletes that carry a before-image."""
         self.rows: dict[str, dict[Any, dict[str, Any]]] = {}
@@ -208,7 +214,7 @@ class OddProducer:
     def send(self) -> Sent:
         """The next message of some session."""
         self.time += self.chance.choice((0, 1, 1000, -5))
-        name = self.chance.choice(("s1", "s2", "sß", "s4"))
+        name = self.chance.choice(self.names)
         value = self._odd_value(name) if self.chance.random() < self.oddness else self._value(name)
         key: bytes | None = name.encode()
         if self.chance.random() < self.oddness / 20:

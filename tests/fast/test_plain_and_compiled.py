@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from seriatim.engine.findings import OnPoison
+from seriatim.engine.fold import Limits
 from seriatim.engine.session import Session
 from seriatim.fast import table as machine
 from tests.calls import count_calls, count_calls_by_function
@@ -40,7 +41,8 @@ def _world(seed: int, oddness: float, *, eager: bool, **choices: Any) -> Twin:
         "lenient": tier in {"none", "order"},
     }
     images = choices.pop("images", 0.0)
-    producer = OddProducer(chance, oddness, sequenced, images)
+    session_count = choices.pop("session_count", 4)
+    producer = OddProducer(chance, oddness, sequenced, images, session_count)
     tasks = [
         [
             [producer.send() for _ in range(chance.randrange(1, 60))]
@@ -79,6 +81,88 @@ def test_going_back_to_the_plain_way_changes_nothing(
 ) -> None:
     """Stretches that are too unusual are folded the plain way, and the rows follow."""
     _world(seed, oddness, images=images, eager=False, tier="strict", on_poison="quarantine")
+
+
+@settings(max_examples=120)
+@given(
+    seed=st.integers(0, 2**32),
+    oddness=st.sampled_from([0.0, 0.02, 0.1, 0.5]),
+    tier=st.sampled_from(["none", "once", "order", "strict"]),
+    on_poison=st.sampled_from(["quarantine", "skip", "halt"]),
+    session_count=st.sampled_from([20, 100, 1_000]),
+    headless_since=st.sampled_from([-1, 40]),
+    distance_ms=st.sampled_from([0, 500]),
+    eager=st.booleans(),
+)
+def test_many_short_sessions_are_the_same(
+    seed: int,
+    oddness: float,
+    tier: str,
+    on_poison: OnPoison,
+    session_count: int,
+    headless_since: int,
+    distance_ms: int,
+    eager: bool,
+) -> None:
+    """Sessions of few messages: begun by a snapshot in compiled code, stored, loaded many at once, in
+    doubt after a loss, and measured.
+    """
+    _world(
+        seed,
+        oddness,
+        eager=eager,
+        tier=tier,
+        on_poison=on_poison,
+        session_count=session_count,
+        headless_since=headless_since,
+        limits=Limits(distance_ms=distance_ms),
+    )
+
+
+def test_a_session_for_each_row_is_folded_in_bulk() -> None:
+    """As change capture has it: each key is a session, which begins by a snapshot of one row. Neither
+    its beginning nor its messages are folded one by one, and stored sessions are loaded at once.
+    """
+    table = {"key": ["id"], "columns": COLUMNS, "sequence": "seq"}
+    snapshot = '{"type":"snapshot","seq":1,"rows":[{"id":"%d","n":1,"x":1.5}]}'
+    update = '{"type":"update","seq":%d,"id":"%d","n":7}'
+    begun = [(b"k%d" % key, (snapshot % key).encode(), 1) for key in range(1_000)]
+    updated = [(b"k%d" % key, (update % (2, key)).encode(), 2) for key in range(1_000)]
+    later = [(b"k%d" % key, (update % (3, key)).encode(), 3) for key in range(0, 1_000, 2)]
+    compiled = assert_twins_agree(
+        create_twins(table, eager=False, tier="strict", on_poison="halt"),
+        [[begun, updated], [later]],
+    )
+    assert compiled.compiled_record_count == 2_500
+
+
+def test_a_snapshot_that_is_not_usual_is_folded_as_before() -> None:
+    """A row twice, a row without its key, rows that are no list: nothing of it stays in the arena."""
+    table = {"key": ["id"], "columns": COLUMNS, "sequence": "seq"}
+    rows = [
+        '[{"id":"a"},{"id":"b"},{"id":"a"}]',
+        '[{"n":1}]',
+        "{}",
+        "[]",
+        "null",
+        '[{"id":"a","id":"b"}]',
+        '[{"id":"\\u0061","n":1}]',
+        '[ {"id" : "a" , "x":0.30000000000000004, "type":"no", "more":[{"id":1}]} , {"id":"b"} ]',
+        "[{}]",
+        '[{"id":"a"},]',
+        "[1]",
+        '[{"id":null}]',
+        '[{"id":"a","n":1.5}]',
+    ]
+    begun = []
+    for number, text in enumerate(rows):
+        key = b"k%d" % number
+        begun.append((key, b'{"type":"snapshot","seq":1,"rows":%s}' % text.encode(), 1))
+        begun.append((key, b'{"type":"update","seq":2,"id":"a","n":5}', 1))
+    begun.append((b"k", b'{"type":"snapshot","seq":1}', 1))
+    for tier in ("none", "strict"):
+        twins = create_twins(table, tier=tier, on_poison="quarantine")
+        assert assert_twins_agree(twins, [[begun], [begun[1::2]]]).compiled_record_count > 0
 
 
 def test_before_images_and_new_keys_go_through_the_compiled_rows() -> None:
@@ -139,7 +223,7 @@ def test_text_that_nobody_needs_any_more_is_dropped(monkeypatch: pytest.MonkeyPa
     batches = [sent[i : i + 50] for i in range(0, len(sent), 50)]
     twins = create_twins(table, tier="strict", on_poison="quarantine")
     runner: Any = twins[1].fold.runner
-    assert assert_twins_agree(twins, [batches]).compiled_record_count == 1000
+    assert assert_twins_agree(twins, [batches]).compiled_record_count == 1002
     assert len(runner.arena.heap) < 30_000
 
 
@@ -175,7 +259,7 @@ def test_in_bulk_is_not_message_by_message() -> None:
     plain, bulk = create_twins(table, tier="strict", on_poison="halt")
     plain_calls = count_calls(lambda: plain.take(messages))
     bulk_calls = count_calls_by_function(lambda: bulk.take(messages))
-    assert (len(sent), bulk.compiled_record_count) == (3_000, 2_999)
+    assert (len(sent), bulk.compiled_record_count) == (3_000, 3_001)
     assert plain_calls > 3 * len(sent)
     assert bulk_calls.total() < len(sent) / 3, f"most often: {bulk_calls.most_common(5)}"
 
@@ -191,7 +275,7 @@ def test_rows_that_contradict_most_messages_are_plain() -> None:
     twins = create_twins(table, eager=False, tier="none", on_poison="skip")
     assert (
         assert_twins_agree(twins, [[[*begin, *good], odd, good], [good]]).compiled_record_count
-        == 40 + 39
+        == 1 + 40 + 40
     )
 
 
