@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -48,6 +50,10 @@ try:
 except KeyboardInterrupt:
     print("ends in good order", flush=True)
 """
+TEST_MARK_VARIABLE = "TEST_OF_DEMO_PROCESSES"
+"""The environment variable by which a test finds everything that it has started."""
+WAIT_SECONDS = 120.0
+"""How long a test waits for a process to end before it fails."""
 MAKEFILE = """
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -57,17 +63,21 @@ demo:
 
 
 @pytest.fixture
-def children() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that a test starts; all of them are ended after it."""
+def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that a test starts. All of them, and all that they started, are killed after it."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(TEST_MARK_VARIABLE, mark)
     started: list[subprocess.Popen[bytes]] = []
     yield started
+    # What outlives its parent is no child of ours any more, so it is found by what it inherited.
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(TEST_MARK_VARIABLE) == mark and process.pid != os.getpid():
+                process.kill()
     for process in started:
-        # A child that outlives its parent would hold the pipe open, and the test would wait for it.
-        if process.poll() is None:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-        process.kill()
-        process.communicate()
+        process.wait(WAIT_SECONDS)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def start(
@@ -205,7 +215,7 @@ def test_a_signal_to_make_alone_ends_the_demo(
     assert make.stdout is not None
     assert make.stdout.readline() == b"up\n"
     make.send_signal(number)
-    rest, _ = make.communicate(timeout=600)
+    rest, _ = make.communicate(timeout=WAIT_SECONDS)
     assert rest == b"ends in good order\n"
 
 
