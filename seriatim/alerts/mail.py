@@ -68,6 +68,14 @@ HOW_TO_APPROVE = (
     "there you read the plan and approve it"
 )
 RUNBOOK = "docs/RUNBOOK.md"
+UNREADABLE_SEVERITY = {
+    "damaged": "not known, because the stream could not be read just now",
+    "the rest": "what was committed before stays as it is",
+    "urgent": "soon: until it can be read, nobody sees how long Kafka still has what is not folded",
+    "if ignored": "if runs cannot read it either, nothing new is folded, and what Kafka deletes "
+    "meanwhile is lost",
+}
+"""How bad it is, if there is no status of the stream."""
 
 
 class MailSection(Struct, frozen=True):
@@ -465,12 +473,14 @@ def _incident_section(
 
 def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> dict[str, str]:
     """How bad it is: what is damaged, what went on, whether the producer was asked, how urgent it
-    is, and what happens if nobody acts. Empty if nothing is open, or nothing is known.
+    is, and what happens if nobody acts. Empty if nothing is open.
     """
     status = context.status
     is_open = alert.findings or alert.new_concerns or alert.failed_runs or alert.reminded_incidents
-    if status is None or not is_open:
+    if not is_open:
         return {}
+    if status is None:
+        return UNREADABLE_SEVERITY
     halted = [partition for partition in status.partitions if partition.halt is not None]
     held = [partition for partition in status.partitions if partition.hold]
     waiting_count = len({partition.partition_name for partition in [*halted, *held]})

@@ -286,6 +286,19 @@ def test_every_mail_says_how_bad_it_is() -> None:
     assert "runs ask it for snapshots, on topic requests" in mail_about(finding, asked)
 
 
+def test_a_mail_about_a_stream_that_cannot_be_read_says_how_bad_it_is() -> None:
+    """Nothing is known about it then, and that is said."""
+    trouble = Concern(kind="trouble", text="the broker does not answer", next="check the broker")
+    text = compose_mail(Alert(new_concerns=[trouble]), PLACE, 0.0).text
+    for said in (
+        "damaged    not known, because the stream could not be read",
+        "the rest   what was committed before stays as it is",
+        "urgent     soon: ",
+        "if ignored if runs cannot read it either, nothing new is folded",
+    ):
+        assert said in text
+
+
 def test_a_partition_that_waits_is_urgent() -> None:
     """Kafka deletes what it has not folded, and the mail says when."""
     halted = PartitionStatus(
@@ -505,7 +518,7 @@ def test_the_same_alert_is_the_same_mail() -> None:
 def test_a_moment_past_all_calendars_is_no_moment() -> None:
     """A topic kept for ever may say so by the largest number there is."""
     mail = compose_mail(Alert(findings=[replace(GAP, time_left_seconds=2**63 // 1000)]), PLACE, 1.0)
-    assert "Kafka drops" not in mail.text
+    assert "Kafka deletes messages" not in mail.text
 
 
 def test_many_things_are_cut_too() -> None:
