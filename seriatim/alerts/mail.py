@@ -39,6 +39,7 @@ from seriatim.operations.status import (
     QuarantineGroup,
     StreamStatus,
     describe_quarantined_count,
+    repair_values_of_concern,
     time_tone,
 )
 from seriatim.web.render import render_template
@@ -396,18 +397,8 @@ def _describe_time_left(seconds: int | None, context: MailContext, at_seconds: f
 
 def _repair_link(finding: Finding, context: MailContext) -> str:
     """Where the repair of a finding is in Airflow; empty without Airflow."""
-    values: dict[str, str | bool] = {}
-    if finding.partition >= 0:
-        values["partition"] = finding.partition_name
-    if finding.session is not None:
-        values["session"] = finding.session
-    # What is expired cannot be read any more. A message that could not be decoded may be readable by
-    # now, and forward would lose it.
-    is_gone = finding.finding == "expired"
-    if is_gone:
-        values["forward"] = True
-    form = _repair_form(context, values)
-    if form and finding.can_go_forward and not is_gone:
+    form = _repair_form(context, finding.repair_values)
+    if form and finding.can_go_forward and "forward" not in finding.repair_values:
         form += '\nor with "forward":true to go on without it'
     return form
 
@@ -419,6 +410,13 @@ def _repair_form(context: MailContext, values: Mapping[str, str | bool]) -> str:
         return ""
     form = msgspec.json.encode({"stream": context.stream, **values}).decode()
     return f"open {link}, {WHERE_TO_PASTE}\n{form}\n{HOW_TO_APPROVE}"
+
+
+def _concern_form(concern: Concern, context: MailContext) -> str:
+    """Where the repair of a concern is in Airflow; empty if a repair does not help."""
+    partitions = context.status.partitions if context.status else []
+    values = repair_values_of_concern(concern, partitions)
+    return _repair_form(context, values) if values else ""
 
 
 def _failed_run_section(
@@ -447,8 +445,7 @@ def _headline(failed_run: Note) -> str:
 
 def _concern_section(concern: Concern, context: MailContext) -> MailSection:
     facts = {"what": shorten(concern.text, FACT_MAX), "next": concern.next}
-    if concern.kind == "swapped":
-        facts["in Airflow"] = _repair_form(context, {"partition": concern.location})
+    facts["in Airflow"] = _concern_form(concern, context)
     facts["runbook"] = context.runbook(concern.kind)
     return MailSection(concern.key, facts)
 
@@ -466,6 +463,7 @@ def _incident_section(
         facts["ended by"] = shorten(ending, FACT_MAX)
     if prefix != "over":
         facts["next"] = concern.next
+        facts["in Airflow"] = _concern_form(concern, context)
         facts["runbook"] = context.runbook(concern.kind)
     title = INCIDENT_TITLES.get(concern.kind, concern.key)
     return MailSection(f"{prefix}: {title}", facts)

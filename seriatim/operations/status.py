@@ -13,7 +13,7 @@ cli/top.py show it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from seriatim.engine.files import StateStore
 from seriatim.engine.findings import (
     FINDING_TITLES,
-    LASTING_FINDINGS,
     Concern,
     Finding,
     count_of,
@@ -719,12 +718,7 @@ def halt_concerns(stream: str, partitions: list[PartitionStatus]) -> list[Concer
         halt = partition.halt
         if halt is None or partition.topic_state == "retired":
             continue
-        finding = Finding(
-            finding=halt.finding,
-            topic=partition.topic,
-            partition=partition.partition,
-            offset=halt.offset,
-        )
+        finding = _finding_of_halt(partition, halt)
         text = f"at offset {halt.offset}: {halt.finding}"
         if halt.cause:
             text += f", {halt.cause}"
@@ -733,6 +727,30 @@ def halt_concerns(stream: str, partitions: list[PartitionStatus]) -> list[Concer
         )
         concerns.append(concern)
     return concerns
+
+
+def _finding_of_halt(partition: PartitionStatus, halt: HaltStatus) -> Finding:
+    return Finding(
+        finding=halt.finding,
+        topic=partition.topic,
+        partition=partition.partition,
+        offset=halt.offset,
+    )
+
+
+def repair_values_of_concern(
+    concern: Concern, partitions: Sequence[PartitionStatus]
+) -> dict[str, str | bool]:
+    """What the form of the repair DAG takes beside the stream; empty if a repair does not help."""
+    if concern.kind == "swapped":
+        return {"partition": concern.location}
+    for partition in partitions:
+        if concern.kind == "halted" and partition.partition_name == concern.location:
+            halt = partition.halt
+            finding = _finding_of_halt(partition, halt) if halt is not None else None
+            if finding is not None and finding.can_be_repaired:
+                return finding.repair_values
+    return {}
 
 
 def hold_concerns(status: StreamStatus) -> list[Concern]:
@@ -792,7 +810,7 @@ class QuarantineGroup(Struct, frozen=True, kw_only=True):
         """Whether folding the sessions again may help."""
         if self.cause:
             return self.cause == SWAPPED
-        return self.finding not in LASTING_FINDINGS
+        return Finding(finding=self.finding, session=self.sessions[0].session).can_be_repaired
 
     def advice(self, status: StreamStatus) -> str:
         """What to type. A command that folds again is about all of them. One that decides about a

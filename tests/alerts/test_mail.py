@@ -371,6 +371,19 @@ def test_a_message_that_never_came_offers_no_refold() -> None:
     assert "seriatim_repair" not in text
 
 
+def test_a_partition_that_waits_comes_with_the_form_of_its_repair() -> None:
+    """Also where its finding was mailed before, in a reminder, but not where a person decides."""
+    for finding, is_offered in (("gap", True), ("re-created", False)):
+        halted = PartitionStatus(topic="prefix-a", partition=3, halt=HaltStatus(finding, 41333))
+        place = replace(PLACE, status=status_with(partitions=[halted]))
+        concern = Concern(kind="halted", location="prefix-a/3", text="at offset 41333", next="look")
+        incident = Incident(concern=concern, since_seconds=0.0)
+        for alert in (Alert(new_concerns=[concern]), Alert(reminded_incidents=[incident])):
+            text = compose_mail(alert, place, 0.0).text
+            form = '{"stream":"orders","partition":"prefix-a/3"}'
+            assert (form in text) == is_offered
+
+
 @pytest.mark.parametrize("level", ["error", "warning"])
 @pytest.mark.parametrize("session", [None, "s"])
 @pytest.mark.parametrize("kind", FINDING_TITLES)
