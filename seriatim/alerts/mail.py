@@ -498,16 +498,25 @@ def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> 
             producer = f"runs ask it for snapshots, on topic {status.snapshot_requests}"
     return {
         "damaged": ", ".join(damaged) or "no output",
-        "the rest": _describe_rest(status),
+        "the rest": _describe_rest(
+            status, is_folded=not _is_nothing_folded(alert, status, context)
+        ),
         "producer": producer,
         "urgent": _describe_urgency(alert, status, context, at_seconds),
         "if ignored": _describe_neglect(status, waiting_count),
     }
 
 
-def _describe_rest(status: StreamStatus) -> str:
+def _is_nothing_folded(alert: Alert, status: StreamStatus, context: MailContext) -> bool:
+    """Whether no run folds anything: runs fail or do not come, or the check stops them."""
+    is_stopped_by_check = context.stops_at_open_circuit and status.circuit == "open"
+    return alert.are_runs_failing or is_stopped_by_check
+
+
+def _describe_rest(status: StreamStatus, *, is_folded: bool) -> str:
     """What was done with everything that is not damaged."""
-    text = f"went on: folded up to entry {status.sequence}, checked up to entry {status.checked}"
+    text = "went on" if is_folded else "waits, because no run folds it by now"
+    text += f": folded up to entry {status.sequence}, checked up to entry {status.checked}"
     if status.published is not None:
         text += f", published up to entry {status.published}"
     if status.circuit == "open":
@@ -522,8 +531,7 @@ def _describe_urgency(
 
     Messages that the next runs fold by themselves are no reason to act.
     """
-    is_stopped_by_check = context.stops_at_open_circuit and status.circuit == "open"
-    is_nothing_folded = alert.are_runs_failing or is_stopped_by_check
+    is_nothing_folded = _is_nothing_folded(alert, status, context)
     threatened = [
         partition
         for partition in status.partitions

@@ -339,6 +339,15 @@ def test_what_the_next_run_folds_by_itself_is_not_urgent() -> None:
     assert "act before" in compose_mail(failing, place, 0.0).text
 
 
+def test_the_rest_goes_on_only_while_runs_do() -> None:
+    """Where runs fail, nobody may read that everything else went on."""
+    place = replace(PLACE, status=status_with(quarantined=[], quarantined_count=0))
+    text = compose_mail(Alert(failed_runs=[FAILED], are_runs_failing=True), place, 0.0).text
+    assert "the rest   waits, because no run folds it by now: folded up to entry 12" in text
+    assert "went on" not in text
+    assert "the rest   went on" in compose_mail(Alert(findings=[GAP]), place, 0.0).text
+
+
 def test_an_open_circuit_that_stops_runs_is_urgent() -> None:
     """With `on_check_failure = "stop"` nobody folds until a person decides; else only `current` waits."""
     live = PartitionStatus(topic="prefix-a", partition=3, time_left_seconds=7200, catches_up=True)
