@@ -108,12 +108,12 @@ def test_only_what_has_the_mark_is_ended(
     monkeypatch.setattr(processes, "GRACE_SECONDS", 1.0)
     mark = f"test-{os.getpid()}"
     ours = [start(children, SLEEP, mark), start(children, STUBBORN, mark)]
-    start(children, CHILD_SURVIVES, mark).wait()
+    start(children, CHILD_SURVIVES, mark).wait(WAIT_SECONDS)
     other = start(children, SLEEP, "another")
     assert len(processes.marked_processes(mark)) == 3
     processes.end_marked_processes(mark)
     assert processes.marked_processes(mark) == []
-    assert [process.wait() for process in ours] == [-signal.SIGINT, -signal.SIGKILL]
+    assert [process.wait(WAIT_SECONDS) for process in ours] == [-signal.SIGINT, -signal.SIGKILL]
     assert other.poll() is None
 
 
@@ -124,7 +124,7 @@ def test_an_id_that_was_used_again_is_not_the_demo(children: list[subprocess.Pop
     assert record(process.pid, created, "m").process() is not None
     assert record(process.pid, created - 60, "m").process() is None
     process.kill()
-    process.wait()
+    process.wait(WAIT_SECONDS)
     assert record(process.pid, created, "m").process() is None
 
 
@@ -137,7 +137,7 @@ def test_a_demo_that_was_killed_leaves_nothing_after_the_next_start(
     processes.write_record(tmp_path, record(1, 0.0, mark))
     lines: list[str] = []
     assert processes.end_leftovers(tmp_path, lines.append)
-    assert left.wait() == -signal.SIGINT
+    assert left.wait(WAIT_SECONDS) == -signal.SIGINT
     assert any(f"pid {left.pid} (" in line and "import time" in line for line in lines)
     assert not processes.end_leftovers(tmp_path, lines.append)
 
@@ -183,7 +183,7 @@ def test_a_second_demo_is_refused_with_the_first_ones_id_and_command(
     assert f"pid {first.pid} (" in refused.value.message
     assert "make demo-stop" in refused.value.next
     assert stage.stop_demo(tmp_path) == 0
-    assert first.wait() == -signal.SIGTERM
+    assert first.wait(WAIT_SECONDS) == -signal.SIGTERM
     assert not processes.is_demo_running(tmp_path)
 
 
