@@ -744,12 +744,16 @@ def repair_values_of_concern(
     """What the form of the repair DAG takes beside the stream; empty if a repair does not help."""
     if concern.kind == "swapped":
         return {"partition": concern.location}
+    if concern.kind != "halted":
+        return {}
     for partition in partitions:
-        if concern.kind == "halted" and partition.partition_name == concern.location:
-            halt = partition.halt
-            finding = _finding_of_halt(partition, halt) if halt is not None else None
-            if finding is not None and finding.can_be_repaired:
-                return finding.repair_values
+        halt = partition.halt
+        if halt is None or partition.partition_name != concern.location:
+            continue
+        # A status file of a newer version may have a kind that this version does not know.
+        if halt.finding in FINDING_TITLES:
+            finding = _finding_of_halt(partition, halt)
+            return finding.repair_values if finding.can_be_repaired else {}
     return {}
 
 
@@ -810,7 +814,23 @@ class QuarantineGroup(Struct, frozen=True, kw_only=True):
         """Whether folding the sessions again may help."""
         if self.cause:
             return self.cause == SWAPPED
-        return Finding(finding=self.finding, session=self.sessions[0].session).can_be_repaired
+        finding = self.example_finding
+        return finding is not None and finding.can_be_repaired
+
+    @property
+    def example_finding(self) -> Finding | None:
+        """The finding of the first session. None if its kind is unknown: the status file is of a newer
+        version, or somebody else wrote it.
+        """
+        if self.finding not in FINDING_TITLES:
+            return None
+        example = self.sessions[0]
+        return Finding(
+            finding=self.finding,
+            topic=example.topic,
+            partition=example.partition,
+            session=example.session,
+        )
 
     def advice(self, status: StreamStatus) -> str:
         """What to type. A command that folds again is about all of them. One that decides about a
@@ -831,15 +851,9 @@ class QuarantineGroup(Struct, frozen=True, kw_only=True):
                 example.session,
                 example.missing,
             )
-        if self.finding not in FINDING_TITLES:
-            # The status file is of a newer version, or somebody else wrote it.
+        finding = self.example_finding
+        if finding is None:
             return f"seriatim repair {status.stream}"
-        finding = Finding(
-            finding=self.finding,
-            topic=example.topic,
-            partition=example.partition,
-            session=example.session,
-        )
         return finding.advice(status.stream, all_partitions=len(self.partition_names) > 1)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from seriatim.engine.findings import Finding
+from seriatim.engine.findings import Concern, Finding
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import VerdictEntry
@@ -18,7 +18,6 @@ from seriatim.operations.repair.refold import RepairRun
 from seriatim.operations.status import (
     HaltStatus,
     PartitionStatus,
-    halt_concerns,
     repair_values_of_concern,
 )
 from seriatim.web import read
@@ -346,11 +345,11 @@ def test_the_form_of_a_repair_is_offered_only_where_a_mail_offers_it(tmp_path: P
 
     partition = PartitionStatus(topic="in-a", partition=0)
     forms = []
-    for finding in ("gap", "re-created", "expired"):
+    for finding in ("gap", "re-created", "expired", "of a newer version"):
         halted = replace(partition, halt=HaltStatus(finding, 3))
-        (concern,) = halt_concerns("orders", [halted])
+        concern = Concern(kind="halted", location="in-a/0", text="at offset 3", next="look")
         forms.append(repair_values_of_concern(concern, [halted]))
-    assert forms == [{"partition": "in-a/0"}, {}, {"partition": "in-a/0", "forward": True}]
+    assert forms == [{"partition": "in-a/0"}, {}, {"partition": "in-a/0", "forward": True}, {}]
 
 
 def test_a_repair_that_holds_is_named(tmp_path: Path) -> None:
