@@ -24,6 +24,7 @@ from seriatim.engine.findings import (
     Concern,
     Finding,
     FindingGroup,
+    FindingsError,
     count_of,
     format_duration,
     group_findings,
@@ -31,7 +32,7 @@ from seriatim.engine.findings import (
     runbook_row,
     shorten,
 )
-from seriatim.errors import render_screen
+from seriatim.errors import IntegrityError, render_screen
 from seriatim.operations.status import (
     SWAPPED,
     PartitionStatus,
@@ -491,6 +492,8 @@ def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> 
         damaged.append(f"{waiting_count} of {partition_count} {waits} for a person")
     if status.circuit == "open":
         damaged.append("output that failed its check")
+    if any(map(_is_about_output, alert.failed_runs)):
+        damaged.append("committed output: the failed run below says which")
     producer = ""
     if status.quarantined_count:
         producer = "not asked for snapshots: `snapshot_requests` is not set in the stream file"
@@ -507,10 +510,16 @@ def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> 
     }
 
 
+def _is_about_output(failed_run: Note) -> bool:
+    """Whether a run failed because of what was committed before, such as a file that is missing."""
+    is_integrity_error = failed_run.exit_code == IntegrityError.exit_code
+    return is_integrity_error and failed_run.error != FindingsError.__name__
+
+
 def _is_nothing_folded(alert: Alert, status: StreamStatus, context: MailContext) -> bool:
     """Whether no run folds anything: runs fail or do not come, or the check stops them."""
     is_stopped_by_check = context.stops_at_open_circuit and status.circuit == "open"
-    return alert.are_runs_failing or is_stopped_by_check
+    return alert.is_nothing_folded or is_stopped_by_check
 
 
 def _describe_rest(status: StreamStatus, *, is_folded: bool) -> str:

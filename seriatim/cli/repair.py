@@ -497,7 +497,10 @@ class PlannedRepair(CommandResult):
     def _action_lines(self) -> list[str]:
         """What would be done, what would not be repaired, and how to apply the plan."""
         plan = self.plan
-        lines = [f"{plan.stream}: as of entry {plan.sequence}, this would be done in one commit"]
+        headline = f"{plan.stream}: as of entry {plan.sequence}, this would be done in one commit"
+        if not plan.actions and not plan.resumed_hold:
+            headline = f"{plan.stream}: as of entry {plan.sequence}, folding again repairs nothing"
+        lines = [headline]
         for action in plan.actions:
             lines += ["", *action_lines(_action_values(action))]
         for note in plan.notes:

@@ -37,7 +37,7 @@ from seriatim.engine.session import Session, SessionsByName
 from seriatim.errors import ConfigError, SeriatimError
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import HoldEntry
-from seriatim.ledger.manifests import LedgerHead
+from seriatim.ledger.manifests import LedgerHead, Manifest
 from seriatim.ledger.model import Account, Ledger, circuit_advice, describe_failed_range
 from seriatim.operations.locate_session import locate_session
 from seriatim.operations.missing_messages import (
@@ -111,9 +111,10 @@ class PartitionStatus(Struct, frozen=True, kw_only=True, rename={"hold": "held",
         """How the partition is, as a colour."""
         if self.topic_state == "retired":
             return ""
-        if self.halt or self.hold or self.topic_state in ("absent", "re-created"):
+        if self.halt or self.topic_state in ("absent", "re-created"):
             return "bad"
-        return time_tone(self) or "good"
+        # A repair that runs needs nobody. One that lasts is mailed.
+        return time_tone(self) or ("warn" if self.hold else "good")
 
 
 class QuarantinedSession(Struct, frozen=True, kw_only=True):
@@ -289,7 +290,11 @@ class StreamStatus(
 
     @property
     def verdict_text(self) -> str:
-        """The verdict as people read it."""
+        """The verdict as people read it. A stream that folds well may need a look all the same: a topic
+        is absent, time runs out, or a repair holds a partition.
+        """
+        if self.verdict == "good" and self.tone != "good":
+            return "needs a person" if self.tone == "bad" else "to look at"
         return render_verdict(self.verdict)
 
     @property
@@ -300,6 +305,8 @@ class StreamStatus(
         if any(partition.tone == "bad" for partition in self.partitions):
             return "bad"
         if self.concerns or self.verdict in ("new", "unknown", WAITING_FOR_TOPICS):
+            return "warn"
+        if any(partition.hold for partition in self.partitions):
             return "warn"
         return "good"
 
@@ -342,19 +349,27 @@ def read_stream(
         ledger=ledger,
         bounds=bounds,
         clocks=clocks,
-        holds=_find_holds(store, ledger),
+        holds=_read_holds(store, ledger),
     )
 
 
-def _find_holds(store: LedgerStore, ledger: Ledger) -> list[HoldStatus]:
-    """The repairs that hold partitions, by the entries that placed the holds, newest first."""
+def _read_holds(store: LedgerStore, ledger: Ledger) -> list[HoldStatus]:
+    """The repairs that hold partitions."""
+    oldest = max(0, ledger.sequence - HOLD_SEARCH_ENTRIES)
+    sequences = range(ledger.sequence, oldest - 1, -1)
+    return find_holds(ledger, (store.manifest_at(ledger.stream, number) for number in sequences))
+
+
+def find_holds(ledger: Ledger, manifests: Iterable[Manifest]) -> list[HoldStatus]:
+    """The repairs that hold partitions, by the entries that placed the holds, newest first. Only as
+    many manifests are taken as are needed; they come newest first.
+    """
     wanted_ids = {account.hold for account in ledger.partitions.values() if account.hold}
     holds: list[HoldStatus] = []
-    oldest = max(0, ledger.sequence - HOLD_SEARCH_ENTRIES)
-    for sequence in range(ledger.sequence, oldest - 1, -1):
-        if not wanted_ids:
-            break
-        entry = store.manifest_at(ledger.stream, sequence).entry
+    if not wanted_ids:
+        return holds
+    for manifest in manifests:
+        entry = manifest.entry
         if isinstance(entry, HoldEntry) and entry.hold in wanted_ids:
             wanted_ids.remove(entry.hold)
             request = RepairRequest.from_json(entry.request)
@@ -364,6 +379,8 @@ def _find_holds(store: LedgerStore, ledger: Ledger) -> list[HoldStatus]:
                 command=request.to_command(ledger.stream),
             )
             holds.append(hold)
+        if not wanted_ids:
+            break
     return holds
 
 
@@ -639,10 +656,15 @@ def render_verdict(verdict: str) -> str:
 
 
 def stream_status_now(
-    stream: str, tier: str, saved: StreamStatus | None, ledger: Ledger | None, now_seconds: float
+    stream: str,
+    tier: str,
+    saved: StreamStatus | None,
+    ledger: Ledger | None,
+    now_seconds: float,
+    holds: Sequence[HoldStatus] = (),
 ) -> StreamStatus:
     """A stream as of now, without asking Kafka. `ledger` is given where it is newer than the status
-    file, or where there is no status file.
+    file, or where there is no status file. `holds` are its repairs, where they were looked for.
     """
     status = StreamStatus(stream=stream) if saved is None else saved
     concerns = [concern for concern in status.concerns if concern.kind != "halted"]
@@ -652,6 +674,7 @@ def stream_status_now(
             status,
             partitions=_partitions_with_ledger(status.partitions, ledger),
             quarantined_count=quarantined_count(ledger),
+            holds=list(holds) or status.holds,
         )
         concerns = [concern for concern in concerns if concern.kind in KAFKA_CONCERNS]
         concerns += hold_concerns(status)
@@ -875,7 +898,7 @@ def describe_quarantined_count(status: StreamStatus) -> str:
     count = status.quarantined_count
     sessions = count_of(count, "session")
     if status.sessions_max and status.sessions_max >= count:
-        sessions = f"{count} of at most {status.sessions_max} sessions"
+        sessions = f"{count} of at most {count_of(status.sessions_max, 'session')}"
     return sessions
 
 

@@ -240,7 +240,10 @@ def _time_tone_of(partition: PartitionStatus | None) -> Tone:
 
 def _stream_facts(status: StreamStatus) -> str:
     """What a stream is, in a line below its name."""
-    if not status.partitions and not status.trouble:
+    if status.trouble and not status.partitions:
+        # Nothing is known of a stream whose file cannot be read.
+        return ""
+    if not status.partitions:
         # Only a run writes down which topics there are, and none has found one.
         return f"tier {status.tier} · waiting for topics, or for its first run"
     topics = len({partition.topic for partition in status.partitions})

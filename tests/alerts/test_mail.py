@@ -335,17 +335,28 @@ def test_what_the_next_run_folds_by_itself_is_not_urgent() -> None:
     place = replace(PLACE, status=status_with(partitions=[live]))
     found_only = replace(FAILED, error="FindingsError")
     assert "act before" not in compose_mail(Alert(failed_runs=[found_only]), place, 0.0).text
-    failing = Alert(failed_runs=[found_only], are_runs_failing=True)
+    failing = Alert(failed_runs=[found_only], is_nothing_folded=True)
     assert "act before" in compose_mail(failing, place, 0.0).text
 
 
 def test_the_rest_goes_on_only_while_runs_do() -> None:
     """Where runs fail, nobody may read that everything else went on."""
     place = replace(PLACE, status=status_with(quarantined=[], quarantined_count=0))
-    text = compose_mail(Alert(failed_runs=[FAILED], are_runs_failing=True), place, 0.0).text
+    text = compose_mail(Alert(failed_runs=[FAILED], is_nothing_folded=True), place, 0.0).text
     assert "the rest   waits, because no run folds it by now: folded up to entry 12" in text
     assert "went on" not in text
     assert "the rest   went on" in compose_mail(Alert(findings=[GAP]), place, 0.0).text
+
+
+def test_a_run_that_met_damaged_output_says_so() -> None:
+    """A lost file stands in no finding and in no quarantine, and is damage all the same."""
+    place = replace(PLACE, status=status_with(quarantined=[], quarantined_count=0))
+    lost = replace(FAILED, exit_code=3, error="IntegrityError", task="check")
+    text = compose_mail(Alert(failed_runs=[lost]), place, 0.0).text
+    assert "damaged    committed output: the failed run below says which" in text
+    assert "the rest   went on" in text
+    findings = replace(FAILED, exit_code=3, error="FindingsError")
+    assert "damaged    no output" in compose_mail(Alert(failed_runs=[findings]), place, 0.0).text
 
 
 def test_an_open_circuit_that_stops_runs_is_urgent() -> None:

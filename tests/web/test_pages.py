@@ -352,6 +352,34 @@ def test_the_form_of_a_repair_is_offered_only_where_a_mail_offers_it(tmp_path: P
     assert forms == [{"partition": "in-a/0"}, {}, {"partition": "in-a/0", "forward": True}, {}]
 
 
+def test_a_repair_that_began_after_the_last_look_is_named_as_well(tmp_path: Path) -> None:
+    """Both pages know it from the ledger. A repair that runs is something to look at, and not red."""
+    lake = Lake(tmp_path)
+    made = lake.stream("orders", partitions=1)
+    lake.write_watch_status(made)
+    assert ">good</span>" in lake.get("/").text
+    repair_run = RepairRun(made.open())
+    head = made.ledger.head("orders")
+    assert head is not None
+    repair_run.place_hold(head, [Partition("in-a", 0)], '{"partition":"in-a/0"}')
+    for path in ("/", "/stream/orders"):
+        page = lake.get(path).text
+        assert f"held by repair {repair_run.result.hold} since 2026-11-16" in page
+        assert "to look at" in page
+        assert "needs a person<" not in page
+    assert '<span class="chip warn">to look at</span>' in lake.get("/").text
+
+
+def test_a_stream_file_that_cannot_be_read_has_no_facts(tmp_path: Path) -> None:
+    """Neither a tier nor topics nor a circuit: only what is wrong with it."""
+    lake = Lake(tmp_path)
+    (lake.streams / "broken.toml").write_text("topics = 7")
+    page = lake.get("/").text
+    assert "found a number" in page
+    for text in ("tier", "0 topics", "closed"):
+        assert text not in page
+
+
 def test_a_repair_that_holds_is_named(tmp_path: Path) -> None:
     """Which repair, since when, and how to end it."""
     lake = Lake(tmp_path)
