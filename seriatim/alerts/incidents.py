@@ -36,8 +36,8 @@ CONCERNS_EXPLAINING_FINDINGS = (RUN, "halted", "quarantine", "swapped", "circuit
 """Kinds of concerns that explain why a run failed with findings, once they were mailed."""
 REPAIRABLE = ("halted", "held", "quarantine", "swapped", "circuit")
 """Kinds of concerns that a repair can end."""
-STOPPED_RUNS = frozenset({RUN, "late"})
-"""Keys of the incidents during which runs fold nothing."""
+TASKS_AFTER_FOLD = ("check", "publish")
+"""Tasks of a stream's DAG. A run that fails in one of them has folded what waited."""
 REPAIR_AGAIN = (
     "seriatim status shows what is still damaged; repair again, or decide otherwise.\n"
     f"If nothing is damaged any more, trigger {REPAIR_DAG} with the stream alone: it says so, and this is over"
@@ -107,6 +107,8 @@ class Incident(Struct, frozen=True, kw_only=True, rename={"damaged_keys": "hurt"
     """Of a failed repair: the keys of the incidents that were open then. When none of them is open
     any more, the repair is not needed.
     """
+    has_folded: bool = False
+    """Of failed runs: whether the newest of them failed after it had folded."""
 
 
 class Mail(Struct, frozen=True, kw_only=True):
@@ -219,8 +221,8 @@ class Alert(Struct, kw_only=True):
     closed_incidents: list[Incident] = field(default_factory=list)
     endings: dict[str, str] = field(default_factory=dict)
     """What ended the closed incidents, by their keys, as far as it is known."""
-    are_runs_failing: bool = False
-    """Whether runs fail or do not come, also if that was mailed before."""
+    is_nothing_folded: bool = False
+    """Whether runs fail before they have folded, or do not come, also if that was mailed before."""
 
     @property
     def has_other_news(self) -> bool:
@@ -272,7 +274,7 @@ def update_incidents(
     # 3. Failed runs.
     _choose_failed_runs(alert, alert_state, open_incidents, observation, has_due=bool(due_keys))
     run_keys = _open_run_incidents(alert.failed_runs, open_incidents, observation)
-    alert.are_runs_failing = not STOPPED_RUNS.isdisjoint(open_incidents)
+    alert.is_nothing_folded = _is_nothing_folded(open_incidents, observation)
     unlinked_mail = _follow_unlinked_mail(alert, alert_state.unlinked_mail, observation)
 
     # 4. New concerns. A failed run is mailed at once, so trouble that may explain it does not wait.
@@ -620,6 +622,22 @@ def _open_run_incidents(
             )
             run_keys.add(key)
     return run_keys
+
+
+def _is_nothing_folded(open_incidents: dict[str, Incident], observation: Observation) -> bool:
+    """Whether runs fail before they have folded, or do not come.
+
+    The incident of failed runs keeps whether the newest one had folded. This also counts runs that
+    are not news, because their failure was mailed before.
+    """
+    unrecovered, _ = _split_failed_runs(observation)
+    for failed_run in unrecovered:
+        if _incident_key(failed_run) == RUN and RUN in open_incidents:
+            has_folded = failed_run.task in TASKS_AFTER_FOLD
+            open_incidents[RUN] = replace(open_incidents[RUN], has_folded=has_folded)
+    run_incident = open_incidents.get(RUN)
+    is_fold_failing = run_incident is not None and not run_incident.has_folded
+    return is_fold_failing or "late" in open_incidents
 
 
 def _opens_run_incident(failed_run: Note, observation: Observation) -> bool:

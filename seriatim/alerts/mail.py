@@ -33,6 +33,7 @@ from seriatim.engine.findings import (
     Concern,
     Finding,
     FindingGroup,
+    FindingsError,
     count_of,
     format_duration,
     group_findings,
@@ -40,7 +41,7 @@ from seriatim.engine.findings import (
     runbook_row,
     shorten,
 )
-from seriatim.errors import render_screen
+from seriatim.errors import IntegrityError, render_screen
 from seriatim.operations.status import (
     SWAPPED,
     PartitionStatus,
@@ -48,6 +49,7 @@ from seriatim.operations.status import (
     QuarantineGroup,
     StreamStatus,
     describe_quarantined_count,
+    repair_values_of_concern,
     time_tone,
 )
 from seriatim.web.render import render_template
@@ -77,6 +79,14 @@ HOW_TO_APPROVE = (
     "there you read the plan and approve it"
 )
 RUNBOOK = "docs/RUNBOOK.md"
+UNREADABLE_SEVERITY = {
+    "damaged": "not known, because the stream could not be read just now",
+    "the rest": "what was committed before stays as it is",
+    "urgent": "soon: until it can be read, nobody sees how long Kafka still has what is not folded",
+    "if ignored": "if runs cannot read it either, nothing new is folded, and what Kafka deletes "
+    "meanwhile is lost",
+}
+"""How bad it is, if there is no status of the stream."""
 
 
 class MailSection(Struct, frozen=True):
@@ -406,18 +416,8 @@ def _describe_time_left(seconds: int | None, context: MailContext, at_seconds: f
 
 def _repair_link(finding: Finding, context: MailContext) -> str:
     """Where the repair of a finding is in Airflow; empty without Airflow."""
-    values: dict[str, str | bool] = {}
-    if finding.partition >= 0:
-        values["partition"] = finding.partition_name
-    if finding.session is not None:
-        values["session"] = finding.session
-    # What is expired cannot be read any more. A message that could not be decoded may be readable by
-    # now, and forward would lose it.
-    is_gone = finding.finding == "expired"
-    if is_gone:
-        values["forward"] = True
-    form = _repair_form(context, values)
-    if form and finding.can_go_forward and not is_gone:
+    form = _repair_form(context, finding.repair_values)
+    if form and finding.can_go_forward and "forward" not in finding.repair_values:
         form += '\nTo go on without the message, add "forward":true inside the braces above'
     return form
 
@@ -429,6 +429,13 @@ def _repair_form(context: MailContext, values: Mapping[str, str | bool]) -> str:
         return ""
     form = msgspec.json.encode({"stream": context.stream, **values}).decode()
     return f"open {link}, {WHERE_TO_PASTE}\n{form}\n{HOW_TO_APPROVE}"
+
+
+def _concern_form(concern: Concern, context: MailContext) -> str:
+    """Where the repair of a concern is in Airflow; empty if a repair does not help."""
+    partitions = context.status.partitions if context.status else []
+    values = repair_values_of_concern(concern, partitions)
+    return _repair_form(context, values) if values else ""
 
 
 def _failed_run_section(
@@ -457,8 +464,7 @@ def _headline(failed_run: Note) -> str:
 
 def _concern_section(concern: Concern, context: MailContext) -> MailSection:
     facts = {"what": shorten(concern.text, FACT_MAX), "next": concern.next}
-    if concern.kind == "swapped":
-        facts["in Airflow"] = _repair_form(context, {"partition": concern.location})
+    facts["in Airflow"] = _concern_form(concern, context)
     facts["runbook"] = context.runbook(concern.kind)
     return MailSection(concern.key, facts)
 
@@ -476,6 +482,7 @@ def _incident_section(
         facts["ended by"] = shorten(ending, FACT_MAX)
     if prefix != "over":
         facts["next"] = concern.next
+        facts["in Airflow"] = _concern_form(concern, context)
         facts["runbook"] = context.runbook(concern.kind)
     title = INCIDENT_TITLES.get(concern.kind, concern.key)
     return MailSection(f"{prefix}: {title}", facts)
@@ -483,12 +490,14 @@ def _incident_section(
 
 def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> dict[str, str]:
     """How bad it is: what is damaged, what went on, whether the producer was asked, how urgent it
-    is, and what happens if nobody acts. Empty if nothing is open, or nothing is known.
+    is, and what happens if nobody acts. Empty if nothing is open.
     """
     status = context.status
     is_open = alert.findings or alert.new_concerns or alert.failed_runs or alert.reminded_incidents
-    if status is None or not is_open:
+    if not is_open:
         return {}
+    if status is None:
+        return UNREADABLE_SEVERITY
     halted = [partition for partition in status.partitions if partition.halt is not None]
     held = [partition for partition in status.partitions if partition.hold]
     waiting_count = len({partition.partition_name for partition in [*halted, *held]})
@@ -501,6 +510,8 @@ def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> 
         damaged.append(f"{waiting_count} of {partition_count} {waits} for a person")
     if status.circuit == "open":
         damaged.append("output that failed its check")
+    if any(map(_is_about_output, alert.failed_runs)):
+        damaged.append("committed output: the failed run below says which")
     producer = ""
     if status.quarantined_count:
         producer = "not asked for snapshots: `snapshot_requests` is not set in the stream file"
@@ -508,16 +519,31 @@ def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> 
             producer = f"runs ask it for snapshots, on topic {status.snapshot_requests}"
     return {
         "damaged": ", ".join(damaged) or "no output",
-        "the rest": _describe_rest(status),
+        "the rest": _describe_rest(
+            status, is_folded=not _is_nothing_folded(alert, status, context)
+        ),
         "producer": producer,
         "urgent": _describe_urgency(alert, status, context, at_seconds),
         "if ignored": _describe_neglect(status, waiting_count),
     }
 
 
-def _describe_rest(status: StreamStatus) -> str:
+def _is_about_output(failed_run: Note) -> bool:
+    """Whether a run failed because of what was committed before, such as a file that is missing."""
+    is_integrity_error = failed_run.exit_code == IntegrityError.exit_code
+    return is_integrity_error and failed_run.error != FindingsError.__name__
+
+
+def _is_nothing_folded(alert: Alert, status: StreamStatus, context: MailContext) -> bool:
+    """Whether no run folds anything: runs fail or do not come, or the check stops them."""
+    is_stopped_by_check = context.stops_at_open_circuit and status.circuit == "open"
+    return alert.is_nothing_folded or is_stopped_by_check
+
+
+def _describe_rest(status: StreamStatus, *, is_folded: bool) -> str:
     """What was done with everything that is not damaged."""
-    text = f"went on: folded up to entry {status.sequence}, checked up to entry {status.checked}"
+    text = "went on" if is_folded else "waits, because no run folds it by now"
+    text += f": folded up to entry {status.sequence}, checked up to entry {status.checked}"
     if status.published is not None:
         text += f", published up to entry {status.published}"
     if status.circuit == "open":
@@ -532,8 +558,7 @@ def _describe_urgency(
 
     Messages that the next runs fold by themselves are no reason to act.
     """
-    is_stopped_by_check = context.stops_at_open_circuit and status.circuit == "open"
-    is_nothing_folded = alert.are_runs_failing or is_stopped_by_check
+    is_nothing_folded = _is_nothing_folded(alert, status, context)
     threatened = [
         partition
         for partition in status.partitions

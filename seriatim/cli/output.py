@@ -31,6 +31,8 @@ from seriatim.engine.findings import Finding, count_of, format_duration, group_f
 from seriatim.errors import PlatformError
 
 LINE_EVERY_SECONDS = 10.0
+SLOW_RATE = 10.0
+"""A lower rate is shown with a decimal: 0 a second would say that nothing happens."""
 BAR_WIDTH = 24
 SESSION_WIDTH_MAX = 60
 """A session's name up to this width is not broken in a table."""
@@ -67,8 +69,9 @@ class RunProgress:
         self.printed_seconds = now_seconds
         rate = done / max(now_seconds - self.began_seconds, 1e-9)
         remaining_seconds = (total - done) / rate if rate else 0
+        rate_text = f"{rate:,.0f}" if rate >= SLOW_RATE else f"{rate:.1f}"
         text = (
-            f"{self.stream}: {done:,} of {total:,} {self.unit} · {rate:,.0f}/s"
+            f"{self.stream}: {done:,} of {total:,} {self.unit} · {rate_text}/s"
             f" · {format_duration(remaining_seconds)} to go"
         )
         if self.is_live:

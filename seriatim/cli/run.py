@@ -581,7 +581,7 @@ def _print_outcome_notices(stream: str, outcome: RunOutcome) -> None:
     if outcome.quarantined:
         print_notice(
             f"{stream}: {count_of(outcome.quarantined, 'session')} in quarantine;"
-            f" `seriatim status {stream}` lists them",
+            f" `seriatim status {stream}` says what helps",
             quarantined=outcome.quarantined,
         )
     if outcome.foreign_sequence >= 0:

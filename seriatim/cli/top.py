@@ -129,7 +129,7 @@ def top(
     Example: seriatim top --once --no-ask
     """
     settings = config.load_settings()
-    reader = PageReader(settings.streams, time.time)
+    reader = PageReader(settings.streams, _now_seconds)
     names = stream_names(stream)
     if stream:
         reader.stream_file(stream)  # refuse a stream that does not exist
@@ -145,6 +145,11 @@ def top(
         _print_once(look)
     else:
         _print_live(look, every)
+
+
+def _now_seconds() -> float:
+    # The clock by which Kafka is asked as well, so that both are of one time.
+    return clock.WallClock().now_seconds()
 
 
 def _json_values(stream_status: StreamStatus) -> JsonObject:
@@ -165,7 +170,7 @@ def _print_once(look: Look) -> None:
     """Print the screen once."""
     # In a log or a pipe rich would cut at 80 characters.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
-    console.print(render_streams_screen(look(), time.time(), console.width))
+    console.print(render_streams_screen(look(), _now_seconds(), console.width))
 
 
 def _print_live(look: Look, every_seconds: float) -> None:
@@ -173,7 +178,7 @@ def _print_live(look: Look, every_seconds: float) -> None:
     console = Console(highlight=False)
 
     def show(stream_statuses: list[StreamStatus]) -> None:
-        screen = render_streams_screen(stream_statuses, time.time(), console.width)
+        screen = render_streams_screen(stream_statuses, _now_seconds(), console.width)
         live.update(screen, refresh=True)
 
     try:

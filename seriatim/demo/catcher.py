@@ -28,9 +28,7 @@ MAIL_POLICY = (
     "sandbox allow-popups allow-popups-to-escape-sandbox"
 )
 """What the page of a mail may do: show itself, and open links in another tab."""
-MAIL_HEAD = (
-    '<meta name="viewport" content="width=device-width, initial-scale=1"><base target="_blank">'
-)
+MAIL_HEAD = '<!doctype html><meta name="viewport" content="width=device-width, initial-scale=1"><base target="_blank">'
 """Before a mail: it is as wide as the phone, and its links open in a new tab."""
 
 

@@ -174,6 +174,20 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Whether a repair may help as things are, without another tier and without a decision."""
         return self.advice_key in REPAIRABLE
 
+    @property
+    def repair_values(self) -> dict[str, str | bool]:
+        """What the form of the repair DAG takes beside the stream, so that it repairs this finding."""
+        values: dict[str, str | bool] = {}
+        if self.partition >= 0:
+            values["partition"] = self.partition_name
+        if self.session is not None:
+            values["session"] = self.session
+        # What is expired cannot be read any more. A message that could not be decoded may be readable
+        # by now, and forward would lose it.
+        if self.finding == "expired":
+            values["forward"] = True
+        return values
+
     def advice(self, stream: str, *, all_partitions: bool = False) -> str:
         """What to do about it. With `all_partitions` it stands for sessions of several partitions, and
         a command that folds them again names none.

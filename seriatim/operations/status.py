@@ -13,7 +13,7 @@ cli/top.py show it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -24,7 +24,6 @@ from msgspec.structs import replace
 from seriatim.engine.files import StateStore
 from seriatim.engine.findings import (
     FINDING_TITLES,
-    LASTING_FINDINGS,
     Concern,
     Finding,
     count_of,
@@ -38,7 +37,7 @@ from seriatim.engine.session import Session, SessionsByName
 from seriatim.errors import ConfigError, SeriatimError
 from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import HoldEntry
-from seriatim.ledger.manifests import LedgerHead
+from seriatim.ledger.manifests import LedgerHead, Manifest
 from seriatim.ledger.model import Account, Ledger, circuit_advice, describe_failed_range
 from seriatim.operations.locate_session import locate_session, split_off_newest
 from seriatim.operations.missing_messages import (
@@ -112,9 +111,10 @@ class PartitionStatus(Struct, frozen=True, kw_only=True, rename={"hold": "held",
         """How the partition is, as a colour."""
         if self.topic_state == "retired":
             return ""
-        if self.halt or self.hold or self.topic_state in ("absent", "re-created"):
+        if self.halt or self.topic_state in ("absent", "re-created"):
             return "bad"
-        return time_tone(self) or "good"
+        # A repair that runs needs nobody. One that lasts is mailed.
+        return time_tone(self) or ("warn" if self.hold else "good")
 
 
 class QuarantinedSession(Struct, frozen=True, kw_only=True):
@@ -290,7 +290,11 @@ class StreamStatus(
 
     @property
     def verdict_text(self) -> str:
-        """The verdict as people read it."""
+        """The verdict as people read it. A stream that folds well may need a look all the same: a topic
+        is absent, time runs out, or a repair holds a partition.
+        """
+        if self.verdict == "good" and self.tone != "good":
+            return "needs a person" if self.tone == "bad" else "to look at"
         return render_verdict(self.verdict)
 
     @property
@@ -301,6 +305,8 @@ class StreamStatus(
         if any(partition.tone == "bad" for partition in self.partitions):
             return "bad"
         if self.concerns or self.verdict in ("new", "unknown", WAITING_FOR_TOPICS):
+            return "warn"
+        if any(partition.hold for partition in self.partitions):
             return "warn"
         return "good"
 
@@ -343,19 +349,27 @@ def read_stream(
         ledger=ledger,
         bounds=bounds,
         clocks=clocks,
-        holds=_find_holds(store, ledger),
+        holds=_read_holds(store, ledger),
     )
 
 
-def _find_holds(store: LedgerStore, ledger: Ledger) -> list[HoldStatus]:
-    """The repairs that hold partitions, by the entries that placed the holds, newest first."""
+def _read_holds(store: LedgerStore, ledger: Ledger) -> list[HoldStatus]:
+    """The repairs that hold partitions."""
+    oldest = max(0, ledger.sequence - HOLD_SEARCH_ENTRIES)
+    sequences = range(ledger.sequence, oldest - 1, -1)
+    return find_holds(ledger, (store.manifest_at(ledger.stream, number) for number in sequences))
+
+
+def find_holds(ledger: Ledger, manifests: Iterable[Manifest]) -> list[HoldStatus]:
+    """The repairs that hold partitions, by the entries that placed the holds, newest first. Only as
+    many manifests are taken as are needed; they come newest first.
+    """
     wanted_ids = {account.hold for account in ledger.partitions.values() if account.hold}
     holds: list[HoldStatus] = []
-    oldest = max(0, ledger.sequence - HOLD_SEARCH_ENTRIES)
-    for sequence in range(ledger.sequence, oldest - 1, -1):
-        if not wanted_ids:
-            break
-        entry = store.manifest_at(ledger.stream, sequence).entry
+    if not wanted_ids:
+        return holds
+    for manifest in manifests:
+        entry = manifest.entry
         if isinstance(entry, HoldEntry) and entry.hold in wanted_ids:
             wanted_ids.remove(entry.hold)
             request = RepairRequest.from_json(entry.request)
@@ -365,6 +379,8 @@ def _find_holds(store: LedgerStore, ledger: Ledger) -> list[HoldStatus]:
                 command=request.to_command(ledger.stream),
             )
             holds.append(hold)
+        if not wanted_ids:
+            break
     return holds
 
 
@@ -640,10 +656,15 @@ def render_verdict(verdict: str) -> str:
 
 
 def stream_status_now(
-    stream: str, tier: str, saved: StreamStatus | None, ledger: Ledger | None, now_seconds: float
+    stream: str,
+    tier: str,
+    saved: StreamStatus | None,
+    ledger: Ledger | None,
+    now_seconds: float,
+    holds: Sequence[HoldStatus] = (),
 ) -> StreamStatus:
     """A stream as of now, without asking Kafka. `ledger` is given where it is newer than the status
-    file, or where there is no status file.
+    file, or where there is no status file. `holds` are its repairs, where they were looked for.
     """
     status = StreamStatus(stream=stream) if saved is None else saved
     concerns = [concern for concern in status.concerns if concern.kind != "halted"]
@@ -653,6 +674,7 @@ def stream_status_now(
             status,
             partitions=_partitions_with_ledger(status.partitions, ledger),
             quarantined_count=quarantined_count(ledger),
+            holds=list(holds) or status.holds,
         )
         concerns = [concern for concern in concerns if concern.kind in KAFKA_CONCERNS]
         concerns += hold_concerns(status)
@@ -719,12 +741,7 @@ def halt_concerns(stream: str, partitions: list[PartitionStatus]) -> list[Concer
         halt = partition.halt
         if halt is None or partition.topic_state == "retired":
             continue
-        finding = Finding(
-            finding=halt.finding,
-            topic=partition.topic,
-            partition=partition.partition,
-            offset=halt.offset,
-        )
+        finding = _finding_of_halt(partition, halt)
         text = f"at offset {halt.offset}: {halt.finding}"
         if halt.cause:
             text += f", {halt.cause}"
@@ -733,6 +750,34 @@ def halt_concerns(stream: str, partitions: list[PartitionStatus]) -> list[Concer
         )
         concerns.append(concern)
     return concerns
+
+
+def _finding_of_halt(partition: PartitionStatus, halt: HaltStatus) -> Finding:
+    return Finding(
+        finding=halt.finding,
+        topic=partition.topic,
+        partition=partition.partition,
+        offset=halt.offset,
+    )
+
+
+def repair_values_of_concern(
+    concern: Concern, partitions: Sequence[PartitionStatus]
+) -> dict[str, str | bool]:
+    """What the form of the repair DAG takes beside the stream; empty if a repair does not help."""
+    if concern.kind == "swapped":
+        return {"partition": concern.location}
+    if concern.kind != "halted":
+        return {}
+    for partition in partitions:
+        halt = partition.halt
+        if halt is None or partition.partition_name != concern.location:
+            continue
+        # A status file of a newer version may have a kind that this version does not know.
+        if halt.finding in FINDING_TITLES:
+            finding = _finding_of_halt(partition, halt)
+            return finding.repair_values if finding.can_be_repaired else {}
+    return {}
 
 
 def hold_concerns(status: StreamStatus) -> list[Concern]:
@@ -792,7 +837,23 @@ class QuarantineGroup(Struct, frozen=True, kw_only=True):
         """Whether folding the sessions again may help."""
         if self.cause:
             return self.cause == SWAPPED
-        return self.finding not in LASTING_FINDINGS
+        finding = self.example_finding
+        return finding is not None and finding.can_be_repaired
+
+    @property
+    def example_finding(self) -> Finding | None:
+        """The finding of the first session. None if its kind is unknown: the status file is of a newer
+        version, or somebody else wrote it.
+        """
+        if self.finding not in FINDING_TITLES:
+            return None
+        example = self.sessions[0]
+        return Finding(
+            finding=self.finding,
+            topic=example.topic,
+            partition=example.partition,
+            session=example.session,
+        )
 
     def advice(self, status: StreamStatus) -> str:
         """What to type. A command that folds again is about all of them. One that decides about a
@@ -813,15 +874,9 @@ class QuarantineGroup(Struct, frozen=True, kw_only=True):
                 example.session,
                 example.missing,
             )
-        if self.finding not in FINDING_TITLES:
-            # The status file is of a newer version, or somebody else wrote it.
+        finding = self.example_finding
+        if finding is None:
             return f"seriatim repair {status.stream}"
-        finding = Finding(
-            finding=self.finding,
-            topic=example.topic,
-            partition=example.partition,
-            session=example.session,
-        )
         return finding.advice(status.stream, all_partitions=len(self.partition_names) > 1)
 
 
@@ -843,7 +898,7 @@ def describe_quarantined_count(status: StreamStatus) -> str:
     count = status.quarantined_count
     sessions = count_of(count, "session")
     if status.sessions_max and status.sessions_max >= count:
-        sessions = f"{count} of at most {status.sessions_max} sessions"
+        sessions = f"{count} of at most {count_of(status.sessions_max, 'session')}"
     return sessions
 
 

@@ -83,6 +83,8 @@ class RecordScan:
     def _row_groups(self, path: str, columns: Sequence[str] | None) -> Iterator[pa.Table]:
         try:
             yield from read_row_groups(self.store, path, columns)
+        except FileNotFoundError:
+            raise UnreadableFileError(path, "it is missing") from None
         except READ_ERRORS as error:
             raise UnreadableFileError(path, first_line(error)[:300]) from None
 

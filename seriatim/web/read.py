@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
@@ -25,7 +26,12 @@ from seriatim.ledger.entries import VerdictEntry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Ledger
 from seriatim.operations.report import report_key
-from seriatim.operations.status import StreamStatus, stream_status_now
+from seriatim.operations.status import (
+    HoldStatus,
+    StreamStatus,
+    find_holds,
+    stream_status_now,
+)
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import Store, open_store
 from seriatim.stream import STREAM_NAME
@@ -134,7 +140,11 @@ class PageReader:
         except (OSError, SeriatimError) as error:
             return _unreadable_status(name, error)
         tier = output.file.stream.tier
-        return stream_status_now(name, tier, status, ledger, self.clock())
+        holds: list[HoldStatus] = []
+        # In a bucket each manifest is a request. The page of the stream itself names the repair.
+        if ledger is not None and not output.files.store.is_remote:
+            holds = _find_holds(ledger, output.files)
+        return stream_status_now(name, tier, status, ledger, self.clock(), holds)
 
     def _look_on_disk(self, files: StatusFiles) -> tuple[StreamStatus | None, Ledger | None]:
         """The status at the last look of a run, and the ledger if that is newer."""
@@ -150,7 +160,6 @@ class PageReader:
         files = self._status_files(file)
         ledger = self._last_ledger(files)
         saved_status = files.read_status()
-        status = stream_status_now(name, file.stream.tier, saved_status, ledger, self.clock())
         manifests: list[Manifest] = []
         trouble = ""
         try:
@@ -158,6 +167,9 @@ class PageReader:
             manifests.extend(files.manifests_backward(HISTORY))
         except IntegrityError as error:
             trouble = error.render()
+        holds = find_holds(ledger, manifests) if ledger is not None else []
+        tier = file.stream.tier
+        status = stream_status_now(name, tier, saved_status, ledger, self.clock(), holds)
         return StreamHistory(status, file, ledger, manifests, trouble)
 
     def entries_between(
@@ -278,6 +290,15 @@ class PageReader:
 
     def _store(self, name: str) -> Store:
         return open_store(self.stream_file(name).stream.output.path)
+
+
+def _find_holds(ledger: Ledger, files: StatusFiles) -> list[HoldStatus]:
+    """The repairs that hold partitions. Without those whose entry cannot be read, or is very old: the
+    id of a hold is enough to end it.
+    """
+    with suppress(OSError, SeriatimError):
+        return find_holds(ledger, files.manifests_backward(HISTORY))
+    return []
 
 
 def _unreadable_status(name: str, error: OSError | SeriatimError) -> StreamStatus:

@@ -11,7 +11,7 @@ Next: web/views.py says what the pages show.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 from msgspec import Struct
 
 from seriatim import __version__
-from seriatim.engine.findings import count_of, format_duration, runbook_row, shorten
+from seriatim.engine.findings import Concern, count_of, format_duration, runbook_row, shorten
 from seriatim.ledger.model import Account
 from seriatim.operations.report import PageTable, PartitionBar
 from seriatim.operations.status import (
@@ -31,6 +31,7 @@ from seriatim.operations.status import (
     StreamStatus,
     Tone,
     describe_hold,
+    repair_values_of_concern,
     time_tone,
 )
 from seriatim.web.address import MOUNT, page_path
@@ -46,8 +47,6 @@ CLOCK_SKEW_SECONDS = 60.0
 STALE_SECONDS = 900.0
 """An older observation of Kafka is pointed out: nothing runs or watches the stream."""
 URGENT_CONCERNS = ("halted", "circuit", "time left", "run")
-REPAIRABLE_CONCERNS = ("halted", "swapped")
-"""Concerns for which the repair DAG is offered."""
 STRIP_CELL_WIDTH = 10
 STRIP_HEIGHT = 16
 STRIP_CELLS_MIN = 8
@@ -92,7 +91,6 @@ def _environment() -> Environment:
     environment.globals.update(
         page_path=page_path,
         rows_max=PAGE_ROWS_MAX,
-        repairable_concerns=REPAIRABLE_CONCERNS,
         urgent_concerns=URGENT_CONCERNS,
         version=__version__,
     )
@@ -102,6 +100,7 @@ def _environment() -> Environment:
         count=count_of,
         airflow_path=_airflow_path,
         facts=_stream_facts,
+        concern_form_values=_concern_form_values,
         form_values=_form_values,
         hold=describe_hold,
         kafka_note=_kafka_note,
@@ -241,7 +240,10 @@ def _time_tone_of(partition: PartitionStatus | None) -> Tone:
 
 def _stream_facts(status: StreamStatus) -> str:
     """What a stream is, in a line below its name."""
-    if not status.partitions and not status.trouble:
+    if status.trouble and not status.partitions:
+        # Nothing is known of a stream whose file cannot be read.
+        return ""
+    if not status.partitions:
         # Only a run writes down which topics there are, and none has found one.
         return f"tier {status.tier} · waiting for topics, or for its first run"
     topics = len({partition.topic for partition in status.partitions})
@@ -255,12 +257,15 @@ def _airflow_path(base: str) -> str:
     return base.removesuffix(MOUNT)
 
 
-def _form_values(stream: str, partition: str) -> str:
+def _form_values(stream: str, values: Mapping[str, str | bool]) -> str:
     """What to put into the form of the repair DAG, as JSON."""
-    values = {"stream": stream}
-    if partition:
-        values["partition"] = partition
-    return msgspec.json.encode(values).decode()
+    return msgspec.json.encode({"stream": stream, **values}).decode()
+
+
+def _concern_form_values(concern: Concern, status: StreamStatus) -> str:
+    """What to put into the form of the repair DAG for a concern; empty if a repair does not help."""
+    values = repair_values_of_concern(concern, status.partitions)
+    return _form_values(status.stream, values) if values else ""
 
 
 def _kafka_note(status: StreamStatus, now_seconds: float) -> str:

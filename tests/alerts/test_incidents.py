@@ -178,17 +178,29 @@ def test_runs_that_keep_failing_are_one_incident() -> None:
     assert [one.concern.key for one in over] == ["run"]
 
 
-def test_every_alert_knows_whether_runs_fail() -> None:
+def test_every_alert_knows_whether_runs_fold() -> None:
     """Also one about something else, hours after that was mailed: nobody folds what waits."""
     post = Post()
-    assert not post.look(HALTED).are_runs_failing
-    assert post.look(HALTED, notes=post.note(text="PlatformError: no broker")).are_runs_failing
+    assert not post.look(HALTED).is_nothing_folded
+    assert post.look(HALTED, notes=post.note(text="PlatformError: no broker")).is_nothing_folded
     later = post.look(HALTED, BLIND, after=HOUR)
     assert later.new_concerns == [BLIND]
-    assert later.are_runs_failing
+    assert later.is_nothing_folded
     post.now += 60
-    assert not post.look(HALTED, notes=post.note("good")).are_runs_failing
-    assert post.look(LATE, after=60).are_runs_failing
+    assert not post.look(HALTED, notes=post.note("good")).is_nothing_folded
+    assert post.look(LATE, after=60).is_nothing_folded
+
+
+def test_a_run_that_fails_after_its_fold_has_folded() -> None:
+    """A check that cannot read a file stops no fold. If a later run fails before it folds, all waits,
+    also if its failure is no news.
+    """
+    post = Post()
+    lost = "IntegrityError: a record file cannot be read"
+    assert not post.look(notes=post.note(text=lost, exit_code=3, task="check")).is_nothing_folded
+    assert not post.look(HALTED, after=60).is_nothing_folded
+    assert not post.look(HALTED, after=60, notes=post.note(text=lost, exit_code=3, task="fold"))
+    assert post.look(HALTED, BLIND, after=60).is_nothing_folded
 
 
 def test_what_was_not_told_while_runs_failed_is_told_when_it_outlives_them() -> None:

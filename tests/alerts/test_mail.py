@@ -294,6 +294,19 @@ def test_every_mail_says_how_bad_it_is() -> None:
     assert "runs ask it for snapshots, on topic requests" in mail_about(finding, asked)
 
 
+def test_a_mail_about_a_stream_that_cannot_be_read_says_how_bad_it_is() -> None:
+    """Nothing is known about it then, and that is said."""
+    trouble = Concern(kind="trouble", text="the broker does not answer", next="check the broker")
+    text = compose_mail(Alert(new_concerns=[trouble]), PLACE, 0.0).text
+    for said in (
+        "damaged    not known, because the stream could not be read",
+        "the rest   what was committed before stays as it is",
+        "urgent     soon: ",
+        "if ignored if runs cannot read it either, nothing new is folded",
+    ):
+        assert said in text
+
+
 def test_a_partition_that_waits_is_urgent() -> None:
     """Kafka deletes what it has not folded, and the mail says when."""
     halted = PartitionStatus(
@@ -330,8 +343,28 @@ def test_what_the_next_run_folds_by_itself_is_not_urgent() -> None:
     place = replace(PLACE, status=status_with(partitions=[live]))
     found_only = replace(FAILED, error="FindingsError")
     assert "act before" not in compose_mail(Alert(failed_runs=[found_only]), place, 0.0).text
-    failing = Alert(failed_runs=[found_only], are_runs_failing=True)
+    failing = Alert(failed_runs=[found_only], is_nothing_folded=True)
     assert "act before" in compose_mail(failing, place, 0.0).text
+
+
+def test_the_rest_goes_on_only_while_runs_do() -> None:
+    """Where runs fail, nobody may read that everything else went on."""
+    place = replace(PLACE, status=status_with(quarantined=[], quarantined_count=0))
+    text = compose_mail(Alert(failed_runs=[FAILED], is_nothing_folded=True), place, 0.0).text
+    assert "the rest   waits, because no run folds it by now: folded up to entry 12" in text
+    assert "went on" not in text
+    assert "the rest   went on" in compose_mail(Alert(findings=[GAP]), place, 0.0).text
+
+
+def test_a_run_that_met_damaged_output_says_so() -> None:
+    """A lost file stands in no finding and in no quarantine, and is damage all the same."""
+    place = replace(PLACE, status=status_with(quarantined=[], quarantined_count=0))
+    lost = replace(FAILED, exit_code=3, error="IntegrityError", task="check")
+    text = compose_mail(Alert(failed_runs=[lost]), place, 0.0).text
+    assert "damaged    committed output: the failed run below says which" in text
+    assert "the rest   went on" in text
+    findings = replace(FAILED, exit_code=3, error="FindingsError")
+    assert "damaged    no output" in compose_mail(Alert(failed_runs=[findings]), place, 0.0).text
 
 
 def test_an_open_circuit_that_stops_runs_is_urgent() -> None:
@@ -364,6 +397,19 @@ def test_a_message_that_never_came_offers_no_refold() -> None:
     assert "ask its producer for a snapshot" in text
     assert "seriatim repair" not in text
     assert "seriatim_repair" not in text
+
+
+def test_a_partition_that_waits_comes_with_the_form_of_its_repair() -> None:
+    """Also where its finding was mailed before, in a reminder, but not where a person decides."""
+    for finding, is_offered in (("gap", True), ("re-created", False)):
+        halted = PartitionStatus(topic="prefix-a", partition=3, halt=HaltStatus(finding, 41333))
+        place = replace(PLACE, status=status_with(partitions=[halted]))
+        concern = Concern(kind="halted", location="prefix-a/3", text="at offset 41333", next="look")
+        incident = Incident(concern=concern, since_seconds=0.0)
+        for alert in (Alert(new_concerns=[concern]), Alert(reminded_incidents=[incident])):
+            text = compose_mail(alert, place, 0.0).text
+            form = '{"stream":"orders","partition":"prefix-a/3"}'
+            assert (form in text) == is_offered
 
 
 @pytest.mark.parametrize("level", ["error", "warning"])
@@ -513,7 +559,7 @@ def test_the_same_alert_is_the_same_mail() -> None:
 def test_a_moment_past_all_calendars_is_no_moment() -> None:
     """A topic kept for ever may say so by the largest number there is."""
     mail = compose_mail(Alert(findings=[replace(GAP, time_left_seconds=2**63 // 1000)]), PLACE, 1.0)
-    assert "Kafka drops" not in mail.text
+    assert "Kafka deletes messages" not in mail.text
 
 
 def test_many_things_are_cut_too() -> None:

@@ -163,3 +163,19 @@ def test_a_partition_that_is_not_known_is_refused_before_it_is_announced(
             messages_max=None,
         )
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_plan_that_repairs_nothing_announces_no_commit() -> None:
+    """What cannot be repaired follows, each with what helps."""
+    plan = RepairPlan(
+        stream="demo",
+        request=RepairRequest(),
+        sequence=7,
+        approval="t",
+        notes=("demo: session a waits for a message that never came",),
+    )
+    said = PlannedRepair(plan, "seriatim repair demo --apply").render()
+    assert said.startswith("demo: as of entry 7, this repair would change nothing\n")
+    assert "session a waits for a message that never came" in said
+    assert "commit" not in said
+    assert "--apply" not in said

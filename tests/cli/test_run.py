@@ -222,6 +222,9 @@ def test_the_rate_is_that_of_folding(
     now[0] = 70.0
     progress(100, 300)
     assert "t: 100 of 300 messages · 10/s · 20 s to go" in capsys.readouterr().err
+    now[0] = 560.0
+    progress(150, 300)
+    assert " · 0.3/s · " in capsys.readouterr().err, "slow is not standing still"
 
 
 @pytest.mark.parametrize("list_all", [True, False])

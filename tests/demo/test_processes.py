@@ -7,7 +7,9 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -48,6 +50,10 @@ try:
 except KeyboardInterrupt:
     print("ends in good order", flush=True)
 """
+TEST_MARK_VARIABLE = "TEST_OF_DEMO_PROCESSES"
+"""The environment variable by which a test finds everything that it has started."""
+WAIT_SECONDS = 120.0
+"""How long a test waits for a process to end before it fails."""
 MAKEFILE = """
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -57,17 +63,21 @@ demo:
 
 
 @pytest.fixture
-def children() -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Processes that a test starts; all of them are ended after it."""
+def children(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that a test starts. All of them, and all that they started, are killed after it."""
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv(TEST_MARK_VARIABLE, mark)
     started: list[subprocess.Popen[bytes]] = []
     yield started
+    # What outlives its parent is no child of ours any more, so it is found by what it inherited.
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if process.environ().get(TEST_MARK_VARIABLE) == mark and process.pid != os.getpid():
+                process.kill()
     for process in started:
-        # A child that outlives its parent would hold the pipe open, and the test would wait for it.
-        if process.poll() is None:
-            for child in psutil.Process(process.pid).children(recursive=True):
-                child.kill()
-        process.kill()
-        process.communicate()
+        process.wait(WAIT_SECONDS)
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def start(
@@ -98,12 +108,12 @@ def test_only_what_has_the_mark_is_ended(
     monkeypatch.setattr(processes, "GRACE_SECONDS", 1.0)
     mark = f"test-{os.getpid()}"
     ours = [start(children, SLEEP, mark), start(children, STUBBORN, mark)]
-    start(children, CHILD_SURVIVES, mark).wait()
+    start(children, CHILD_SURVIVES, mark).wait(WAIT_SECONDS)
     other = start(children, SLEEP, "another")
     assert len(processes.marked_processes(mark)) == 3
     processes.end_marked_processes(mark)
     assert processes.marked_processes(mark) == []
-    assert [process.wait() for process in ours] == [-signal.SIGINT, -signal.SIGKILL]
+    assert [process.wait(WAIT_SECONDS) for process in ours] == [-signal.SIGINT, -signal.SIGKILL]
     assert other.poll() is None
 
 
@@ -114,7 +124,7 @@ def test_an_id_that_was_used_again_is_not_the_demo(children: list[subprocess.Pop
     assert record(process.pid, created, "m").process() is not None
     assert record(process.pid, created - 60, "m").process() is None
     process.kill()
-    process.wait()
+    process.wait(WAIT_SECONDS)
     assert record(process.pid, created, "m").process() is None
 
 
@@ -127,7 +137,7 @@ def test_a_demo_that_was_killed_leaves_nothing_after_the_next_start(
     processes.write_record(tmp_path, record(1, 0.0, mark))
     lines: list[str] = []
     assert processes.end_leftovers(tmp_path, lines.append)
-    assert left.wait() == -signal.SIGINT
+    assert left.wait(WAIT_SECONDS) == -signal.SIGINT
     assert any(f"pid {left.pid} (" in line and "import time" in line for line in lines)
     assert not processes.end_leftovers(tmp_path, lines.append)
 
@@ -173,7 +183,7 @@ def test_a_second_demo_is_refused_with_the_first_ones_id_and_command(
     assert f"pid {first.pid} (" in refused.value.message
     assert "make demo-stop" in refused.value.next
     assert stage.stop_demo(tmp_path) == 0
-    assert first.wait() == -signal.SIGTERM
+    assert first.wait(WAIT_SECONDS) == -signal.SIGTERM
     assert not processes.is_demo_running(tmp_path)
 
 
@@ -205,7 +215,7 @@ def test_a_signal_to_make_alone_ends_the_demo(
     assert make.stdout is not None
     assert make.stdout.readline() == b"up\n"
     make.send_signal(number)
-    rest, _ = make.communicate(timeout=600)
+    rest, _ = make.communicate(timeout=WAIT_SECONDS)
     assert rest == b"ends in good order\n"
 
 

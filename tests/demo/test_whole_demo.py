@@ -22,6 +22,8 @@ from seriatim.embedded import broker
 from seriatim.embedded.server_process import is_port_free
 
 pytestmark = pytest.mark.full
+END_SECONDS = 600.0
+"""A demo that has not ended after this time will not end any more."""
 
 
 class Demo:
@@ -61,7 +63,7 @@ class Demo:
         """Send the demo a signal; how it ended."""
         assert self.process is not None
         self.process.send_signal(number)
-        code = self.process.wait()
+        code = self.process.wait(END_SECONDS)
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code

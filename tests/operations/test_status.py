@@ -124,7 +124,8 @@ def test_an_open_circuit_and_quarantine_are_told_by_the_ledger() -> None:
         ({}, "good"),
         ({"time_left_seconds": 7200, "limit_seconds": 3600.0}, "warn"),
         ({"time_left_seconds": 3600, "limit_seconds": 3600.0}, "bad"),
-        ({"hold": "h"}, "bad"),
+        ({"hold": "h"}, "warn"),
+        ({"hold": "h", "topic_state": "absent"}, "bad"),
         ({"halt": HaltStatus("gap", 1)}, "bad"),
         ({"topic_state": "absent"}, "bad"),
         ({"topic_state": "retired", "halt": HaltStatus("gap", 1)}, ""),
@@ -147,3 +148,14 @@ def test_what_needs_a_person_comes_first() -> None:
     )
     none = StreamStatus(stream="a", verdict="good")
     assert [one.stream for one in urgent_first([none, far, near, hurt])] == ["z", "y", "b", "a"]
+
+
+def test_a_verdict_and_its_colour_agree() -> None:
+    """A stream that folds well may be red or yellow all the same, and then it is not called good."""
+    place = replace(PLACE, time_left_seconds=None)
+    good = StreamStatus(stream="s", verdict="good", partitions=[place])
+    assert (good.verdict_text, good.tone) == ("good", "good")
+    held = replace(good, partitions=[replace(place, hold="h")])
+    assert (held.verdict_text, held.tone) == ("to look at", "warn")
+    absent = replace(good, partitions=[replace(place, topic_state="absent")])
+    assert (absent.verdict_text, absent.tone) == ("needs a person", "bad")

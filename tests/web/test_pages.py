@@ -7,13 +7,19 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from seriatim.engine.findings import Finding
+from seriatim.engine.findings import Concern, Finding
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import commit
 from seriatim.ledger.entries import VerdictEntry
 from seriatim.ledger.model import FailedRange
 from seriatim.operations.repair.refold import RepairRun
+from seriatim.operations.status import (
+    HaltStatus,
+    PartitionStatus,
+    repair_values_of_concern,
+)
 from seriatim.web import read
 from seriatim.web.app import RunSpan
 from seriatim.web.render import is_in_future, render_age
@@ -310,17 +316,68 @@ def test_sessions_in_quarantine_are_grouped_with_what_to_type(tmp_path: Path) ->
     lake = Lake(tmp_path)
     made = lake.stream("orders", partitions=1)
     for number in range(90):
-        lake.send(made, 0, f"session-{number:05d}", b"poison")
+        # The row is deleted twice.
+        lake.send(made, 0, f"session-{number:05d}", ["a"], None, None)
     lake.run(made)
     lake.write_watch_status(made)
     page = lake.get("/stream/orders").text
-    assert "poison: 90 sessions" in page
+    assert "precondition: 90 sessions" in page
     assert "seriatim repair orders --partition in-a/0" in page
     assert "lists them" not in page
     assert 'href="/dags/seriatim_repair"' in page
     assert "{&#34;stream&#34;:&#34;orders&#34;,&#34;partition&#34;:&#34;in-a/0&#34;}" in page
-    assert "90 × poison, 90 sessions" in page
-    assert page.count("PoisonError") == 1
+    assert "90 × precondition, 90 sessions" in page
+    assert page.count("PreconditionError") == 1
+
+
+def test_the_form_of_a_repair_is_offered_only_where_a_mail_offers_it(tmp_path: Path) -> None:
+    """Not for a session with a message that cannot be decoded, which waits for a snapshot, nor for a
+    topic that was made again, about which a person decides. What is expired needs `forward`.
+    """
+    lake = Lake(tmp_path)
+    made = lake.stream("orders", partitions=1)
+    lake.send(made, 0, "y", b"poison")
+    lake.run(made)
+    lake.write_watch_status(made)
+    page = lake.get("/stream/orders").text
+    assert "poison: 1 session" in page
+    assert "seriatim_repair" not in page
+
+    partition = PartitionStatus(topic="in-a", partition=0)
+    forms = []
+    for finding in ("gap", "re-created", "expired", "of a newer version"):
+        halted = replace(partition, halt=HaltStatus(finding, 3))
+        concern = Concern(kind="halted", location="in-a/0", text="at offset 3", next="look")
+        forms.append(repair_values_of_concern(concern, [halted]))
+    assert forms == [{"partition": "in-a/0"}, {}, {"partition": "in-a/0", "forward": True}, {}]
+
+
+def test_a_repair_that_began_after_the_last_look_is_named_as_well(tmp_path: Path) -> None:
+    """Both pages know it from the ledger. A repair that runs is something to look at, and not red."""
+    lake = Lake(tmp_path)
+    made = lake.stream("orders", partitions=1)
+    lake.write_watch_status(made)
+    assert ">good</span>" in lake.get("/").text
+    repair_run = RepairRun(made.open())
+    head = made.ledger.head("orders")
+    assert head is not None
+    repair_run.place_hold(head, [Partition("in-a", 0)], '{"partition":"in-a/0"}')
+    for path in ("/", "/stream/orders"):
+        page = lake.get(path).text
+        assert f"held by repair {repair_run.result.hold} since 2026-11-16" in page
+        assert "to look at" in page
+        assert "needs a person<" not in page
+    assert '<span class="chip warn">to look at</span>' in lake.get("/").text
+
+
+def test_a_stream_file_that_cannot_be_read_has_no_facts(tmp_path: Path) -> None:
+    """Neither a tier nor topics nor a circuit: only what is wrong with it."""
+    lake = Lake(tmp_path)
+    (lake.streams / "broken.toml").write_text("topics = 7")
+    page = lake.get("/").text
+    assert "found a number" in page
+    for text in ("tier", "0 topics", "closed"):
+        assert text not in page
 
 
 def test_a_repair_that_holds_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -45,3 +46,16 @@ def test_what_is_no_markdown_of_ours_stays_text() -> None:
     assert "&lt;script&gt;" in page
     assert parse_runbook("") == []
     assert "is not on this host" in render_runbook_page("/seriatim", "")
+
+
+def test_a_link_to_a_heading_leads_there() -> None:
+    """Else the words "see below" of a row would lead nowhere. Each id is there once."""
+    page = render_runbook_page("/seriatim", runbook_text())
+    assert '<h2 id="a-sequence-gap">A sequence gap</h2>' in page
+    row = page.partition('<tr id="sequence-gap">')[2].partition("</tr>")[0]
+    assert '<a href="#a-sequence-gap">below</a>' in row
+    ids = re.findall(r' id="([^"]*)"', page)
+    assert len(ids) == len(set(ids))
+    linked_ids = re.findall(r'href="#([^"]*)"', page)
+    assert linked_ids
+    assert set(linked_ids) <= set(ids)

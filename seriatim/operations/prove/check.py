@@ -171,7 +171,8 @@ def check_stream(
                     next=f"nothing was judged; try again: seriatim check {name}",
                 ) from None
             raise IntegrityError(
-                f"{name}: a record file cannot be read: {unreadable}",
+                f"{name}: a record file cannot be read: {unreadable.path}",
+                cause=unreadable.reason,
                 next=f"`seriatim verify {name}` says what differs; nothing was judged",
             ) from None
     return raise_broken_promise("a check ends by a verdict or an error")
