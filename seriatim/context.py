@@ -553,10 +553,17 @@ class ConnectedStream:
     @cached_property
     def snapshot_requester(self) -> KafkaSnapshotRequester | None:
         """Asks producers for snapshots; None if the stream file names no topic for it."""
-        from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
+        from seriatim.kafka.snapshot_requests import (
+            KafkaSnapshotRequester,
+            encode_requests,
+            encode_signals,
+        )
 
         topic = self.stream.snapshot_requests
-        return KafkaSnapshotRequester(self.kafka_client, topic) if topic else None
+        if not topic:
+            return None
+        encode = encode_signals if self.stream.decoder == "debezium" else encode_requests
+        return KafkaSnapshotRequester(self.kafka_client, topic, encode=encode)
 
     @cached_property
     def clock(self) -> Clock:

@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
-from msgspec.structs import replace
 
 from seriatim.engine.crash_points import arm
-from seriatim.engine.records import MAIN_TABLE
 from seriatim.errors import ConfigError
-from seriatim.formats.debezium import debezium_decoder
 from seriatim.ledger.commit import require_head
 from seriatim.operations.prove.great_expectations_suites import GreatExpectations
 from seriatim.operations.prove.partition_rules import state_row_reader
@@ -32,10 +29,8 @@ from seriatim.storage.record_files import ParquetRewriter, record_schema
 from seriatim.storage.record_query import RecordQuery
 from seriatim.storage.record_scan import RecordScan
 from seriatim.storage.store import LocalStore, Store, open_store
-from seriatim.stream import DebeziumSettings, OutputSettings, Stream, TableSettings
-from seriatim.testing import MemoryStream
 from tests.contracts.disk_streams import COLUMNS, DiskStream
-from tests.formats.change_events import encode, event
+from tests.formats.captured_stream import CapturedStream
 from tests.operations.check_helper import run_check, values_between
 from tests.operations.compact_helper import run_compaction
 from tests.operations.memory_streams import A0
@@ -317,89 +312,39 @@ def test_a_row_of_which_only_a_part_is_known_contradicts_nothing_else() -> None:
     not known is not compared, and a value that the connector leaves out is not invented.
     """
     for session in ("key", "partition"):
-        made = captured_stream(session)
+        made = CapturedStream(session)
         first = {"id": 1, "v": 1, "w": "w1"}
         second = {"id": 2, "v": 1, "w": "w2"}
         third = {"id": 3, "v": 1, "w": "w3"}
         for row in (first, second, third):
-            send_change(made, "c", row)
+            made.send("c", row)
         made.run()
         made.set_columns({"id": "int64", "v": "int64", "w": "string"})
         # The column is known from the first change on.
-        send_change(made, "u", {**first, "v": 2}, first)
+        made.send("u", {**first, "v": 2}, first)
         made.run()
         # Another row still is not known, in a later slice.
-        send_change(made, "d", None, second)
+        made.send("d", None, second)
         # A change of `v` from 1 to 8 was lost: `v` is known, and so it is a contradiction.
-        send_change(made, "u", {**third, "v": 9}, {**third, "v": 8})
+        made.send("u", {**third, "v": 9}, {**third, "v": 8})
         outcome = made.run()
         causes = [finding.cause for finding in outcome.findings]
         assert causes == ["before-image differs from the row in v: id=3"], session
-        assert rows_by_id(made)[1] == {"id": 1, "v": 2, "w": "w1"}
-        assert 2 not in rows_by_id(made)
+        assert made.rows_by_id()[1] == {"id": 1, "v": 2, "w": "w1"}
+        assert 2 not in made.rows_by_id()
 
 
 def test_a_value_that_is_not_known_is_headless_and_not_null() -> None:
     """TOAST: the connector leaves out a value that did not change, in a column that was added since."""
-    made = captured_stream("partition", before_images="partial")
-    send_change(made, "c", {"id": 1, "v": 1, "w": "long"})
+    made = CapturedStream("partition", before_images="partial")
+    made.send("c", {"id": 1, "v": 1, "w": "long"})
     made.run()
     made.set_columns({"id": "int64", "v": "int64", "w": "string"})
-    send_change(made, "u", {"id": 1, "v": 2, "w": "__debezium_unavailable_value"})
+    made.send("u", {"id": 1, "v": 2, "w": "__debezium_unavailable_value"})
     outcome = made.run()
     assert outcome.headless == 1
-    assert rows_by_id(made)[1] == {"id": 1, "v": 1, "w": None}
-    send_change(made, "u", {"id": 1, "v": 3, "w": "long"})
-    send_change(made, "u", {"id": 1, "v": 4, "w": "__debezium_unavailable_value"})
+    assert made.rows_by_id()[1] == {"id": 1, "v": 1, "w": None}
+    made.send("u", {"id": 1, "v": 3, "w": "long"})
+    made.send("u", {"id": 1, "v": 4, "w": "__debezium_unavailable_value"})
     assert made.run().headless == 0
-    assert rows_by_id(made)[1] == {"id": 1, "v": 4, "w": "long"}
-
-
-def captured_stream(session: str, before_images: str = "full") -> _CapturedStream:
-    """A table of two columns from Debezium, in memory."""
-    made = _CapturedStream(session, before_images)
-    made.kafka.create("in-a", 1)
-    return made
-
-
-class _CapturedStream(MemoryStream):
-    """A stream in memory whose stream file may change."""
-
-    def __init__(self, session: str, before_images: str) -> None:
-        self.captured = Stream(
-            name="s",
-            topics="in-.*",
-            machine="table",
-            decoder="debezium",
-            session=session,
-            table=TableSettings(key=("id",), columns={"id": "int64", "v": "int64"}),
-            debezium=DebeziumSettings(before_images=before_images),  # type: ignore[arg-type]
-            output=OutputSettings(path="memory"),
-        )
-        super().__init__(self.captured, self._new_machine)
-
-    def _new_machine(self) -> Any:
-        return self.captured.table_machine(decoder=debezium_decoder(self.captured))
-
-    def set_columns(self, columns: dict[str, str]) -> None:
-        """Give the stream file other columns."""
-        table = replace(self.captured.table, columns=columns)
-        self.captured = replace(self.captured, table=table)
-        self.files.columns[MAIN_TABLE] = self._new_machine().columns
-
-
-def send_change(made: _CapturedStream, op: str, after: Any, before: Any = None) -> None:
-    """A change of a row."""
-    key = json.dumps({"id": (after or before)["id"]})
-    made.kafka.produce("in-a", key, encode(event(op, after, before)), partition=0)
-
-
-def rows_by_id(made: _CapturedStream) -> dict[int, Any]:
-    """The rows of all sessions, as the saved state has them."""
-    machine = made.machine()
-    rows = {}
-    for saved in made.sessions(A0).values():
-        state = machine.load(saved.state_bytes or b"", saved.state_version)
-        for row in machine.to_plain(state)["rows"]:
-            rows[row["id"]] = row
-    return rows
+    assert made.rows_by_id()[1] == {"id": 1, "v": 4, "w": "long"}

@@ -27,6 +27,7 @@ from seriatim.stream import parse_stream
 from seriatim.stream_files import load_runner, load_stream
 from seriatim.testing import CRASH, Folded, MemoryStream, fold, fold_table
 from tests.contracts.decoder_cases import import_example, write_example_files
+from tests.formats.captured_stream import CapturedStream
 from tests.formats.change_events import (
     COLUMNS,
     HEARTBEAT,
@@ -41,6 +42,8 @@ from tests.formats.change_events import (
     with_schema,
 )
 from tests.operations.lookback_helper import explain_row, trace_steps
+from tests.operations.memory_streams import A0
+from tests.operations.repair_helper import repair
 
 KEY = '{"id":1}'
 
@@ -902,3 +905,33 @@ def test_a_machine_of_ones_own_may_have_a_session_per_partition() -> None:
     """Its shape says so: saved state of sessions by key is not mixed with it."""
     machine = UserMachine("m:Adding", Adding, has_session_per_partition=True)
     assert machine.shape == "session by partition, sequence none"
+
+
+def test_a_table_in_quarantine_gets_right_as_the_page_says() -> None:
+    """With a session per partition: fold again without the promise, read the table again, and promise
+    again. The page says which row stays.
+    """
+    world = CapturedStream("partition")
+    rows = {number: {"id": number, "v": 0} for number in range(1, 5)}
+    for new in rows.values():
+        world.send("c", new)
+    # The change of row 1 to 1 was lost; other rows change after it.
+    world.send("u", {"id": 1, "v": 2}, {"id": 1, "v": 1})
+    world.send("u", {"id": 2, "v": 5}, rows[2])
+    world.send("d", None, rows[3])
+    (finding,) = world.run().findings
+    assert finding.finding == "precondition"
+    assert "Reading the table again" in finding.advice("s")
+    assert world.rows_by_id()[2] == rows[2]
+
+    world.set_before_images("partial")
+    repair(world, partition=str(A0))
+    assert world.sessions(A0)["partition-0"].finding is None
+    source = {1: {"id": 1, "v": 2}, 2: {"id": 2, "v": 5}, 4: rows[4]}
+    for read in source.values():
+        world.send("r", read)
+    assert world.run().findings == []
+    world.set_before_images("full")
+    world.send("u", {"id": 4, "v": 7}, rows[4])
+    assert world.run().findings == []
+    assert world.rows_by_id() == {**source, 4: {"id": 4, "v": 7}}
