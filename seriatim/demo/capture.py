@@ -44,7 +44,7 @@ topics  = "shop[.]public[.]orders"
 decoder = "debezium"
 machine = "table"
 tier    = "once"
-snapshot_requests = "{signal_topic}"
+snapshot_requests = "shop-signals"
 [table]
 key     = ["id"]
 columns = {{ id = "int64", customer = "string", amount = "decimal(10,2)" }}
@@ -101,10 +101,8 @@ class CaptureDemo:
         self.servers = info.bootstrap_servers
         streams = self.folder / "streams"
         streams.mkdir(exist_ok=True)
-        stream_text = STREAM_FILE.format(
-            path=self.folder / "lake" / STREAM, signal_topic=SIGNAL_TOPIC
-        )
-        (streams / f"{STREAM}.toml").write_text(stream_text)
+        path = self.folder / "lake" / STREAM
+        (streams / f"{STREAM}.toml").write_text(STREAM_FILE.format(path=path))
         self.environment = {
             **config.child_environment(),
             "SERIATIM_KAFKA_BOOTSTRAP_SERVERS": self.servers,
