@@ -21,7 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -553,10 +553,17 @@ class ConnectedStream:
     @cached_property
     def snapshot_requester(self) -> KafkaSnapshotRequester | None:
         """Asks producers for snapshots; None if the stream file names no topic for it."""
-        from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
+        from seriatim.kafka.snapshot_requests import (
+            KafkaSnapshotRequester,
+            encode_requests,
+            encode_signals,
+        )
 
         topic = self.stream.snapshot_requests
-        return KafkaSnapshotRequester(self.kafka_client, topic) if topic else None
+        if not topic:
+            return None
+        encode = encode_signals if self.stream.decoder == "debezium" else encode_requests
+        return KafkaSnapshotRequester(self.kafka_client, topic, encode=encode)
 
     @cached_property
     def clock(self) -> Clock:
@@ -604,12 +611,18 @@ def log(file: StreamFile | None, settings: Settings, timeout_seconds: float = 20
 def ledger(file: StreamFile, *, with_schema: bool = False) -> DeltaLedger:
     """The stream's ledger. `with_schema` is needed for writing, and loads the machine."""
     from seriatim.ledger.delta_store import DeltaLedger
-    from seriatim.storage.record_files import record_schema
+    from seriatim.storage.record_files import older_schema, record_schema
 
-    schema = None
-    if with_schema:
-        schema = record_schema(stream_files.load_runner(file).columns)
-    return DeltaLedger(output_store(file), schema, file.stream.output.partition_by)
+    if not with_schema:
+        return DeltaLedger(output_store(file), None, file.stream.output.partition_by)
+    runner = stream_files.load_runner(file)
+
+    return DeltaLedger(
+        output_store(file),
+        record_schema(runner.columns),
+        file.stream.output.partition_by,
+        partial(older_schema, runner),
+    )
 
 
 def output_store(file: StreamFile) -> Store:
@@ -673,11 +686,13 @@ def notifier(settings: Settings) -> Notifier | None:
 
 
 def refuse_machine_for_ledger(file: StreamFile, ledger: Ledger) -> None:
-    """Refuse a machine that cannot read the state of this ledger."""
+    """Refuse a machine that cannot read the state of this ledger. One with more columns can: they are
+    null there.
+    """
     from seriatim.ledger.model import refuse_incompatible_machine
 
     runner = stream_files.load_runner(file)
-    refuse_incompatible_machine(ledger, runner)
+    refuse_incompatible_machine(ledger, runner, may_have_more=True)
 
 
 def spark_session(

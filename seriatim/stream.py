@@ -474,7 +474,7 @@ def _check_names(file: _CheckedFile, stream: Stream) -> None:
     for key, name in names:
         if name and not CONNECTION_NAME.fullmatch(name):
             file.refuse(key, f"found {name!r}", "a letter, then letters, digits and _, at most 32")
-    _check_requests(file, stream.snapshot_requests)
+    _check_requests(file, stream)
     partition_by = stream.output.partition_by
     is_known = set(partition_by) <= {"topic", "partition"}
     is_unique = len(set(partition_by)) == len(partition_by)
@@ -518,10 +518,15 @@ def _check_session_and_sequence(file: _CheckedFile, stream: Stream) -> None:
         file.refuse("on_poison", problem, "quarantine | halt, or another tier")
 
 
-def _check_requests(file: _CheckedFile, topic: str) -> None:
+def _check_requests(file: _CheckedFile, stream: Stream) -> None:
     """Refuse a wrong topic for snapshot requests. Whether the stream reads that topic itself is
     checked by plan, because matching a regex may take very long.
     """
+    topic = stream.snapshot_requests
+    is_debezium = stream.decoder == "debezium" and stream.machine == "table"
+    if topic and is_debezium and stream.has_session_per_partition:
+        problem = "no message tells where a snapshot of Debezium's connector ends"
+        file.refuse("snapshot_requests", problem, 'session = "key", or no snapshot_requests')
     if topic and not TOPIC_NAME.fullmatch(topic):
         allowed = "the name of a topic that `topics` does not match, or empty"
         file.refuse("snapshot_requests", f"found {topic!r}", allowed)

@@ -32,6 +32,7 @@ from seriatim.operations.prove.great_expectations_suites import GreatExpectation
 from seriatim.operations.prove.suite import load_suites
 from seriatim.operations.report_findings import mark_reported, unreported_findings
 from seriatim.ports import ProgressCallback
+from seriatim.storage.record_files import record_schema
 from seriatim.storage.record_scan import RecordScan
 from seriatim.storage.store import open_store
 from seriatim.stream_files import StreamFile
@@ -76,7 +77,12 @@ def check_with_suites(open_stream: ConnectedStream, progress: ProgressCallback) 
     """Check a stream by its suites, with great-expectations."""
     store = open_store(open_stream.stream.output.path)
     suites = load_suites(open_stream.stream, Path(open_stream.file.folder))
-    checker = GreatExpectations(store)
+    runner = open_stream.runner
+    addable_fields = []
+    if runner.row_key_spec is not None:
+        schema = record_schema(runner.columns)
+        addable_fields = [schema.field(name) for name in runner.row_key_spec.addable_columns]
+    checker = GreatExpectations(store, addable_fields=addable_fields)
     file = open_stream.file
     with context.choose_workers(file, open_stream.settings, print_notice) as choose:
         return check_stream(

@@ -6,8 +6,8 @@ ended by Ctrl-C. In each round the table changes for a while, then a mark row is
 as the mark is in Kafka, the stream is run and published, and both tables are compared row by row.
 
 `make demo-cdc-break` asks for a fault: one change is lost on its way to Kafka. The next change of that
-row has a before-image that is not the row, so its session is set aside. Then the connector is signalled
-to read the table again, which makes the row right.
+row has a before-image that is not the row, so its session is set aside. Then the run signals the
+connector to read the row again, which makes it right.
 
 Next: demo/stage.py is the other demo; embedded/postgres.py and embedded/connect.py start the servers.
 """
@@ -17,7 +17,6 @@ Next: demo/stage.py is the other demo; embedded/postgres.py and embedded/connect
 
 from __future__ import annotations
 
-import json
 import random
 import subprocess
 import sys
@@ -37,6 +36,7 @@ from seriatim.kafka.sending import create_topics
 
 PREFIX = "shop"
 TOPIC = f"{PREFIX}.public.orders"
+SIGNAL_TOPIC = f"{PREFIX}-signals"
 STREAM = "orders"
 STREAM_FILE = """\
 # The stream of `make demo-cdc`, which writes this file again at each start.
@@ -44,6 +44,7 @@ topics  = "shop[.]public[.]orders"
 decoder = "debezium"
 machine = "table"
 tier    = "once"
+snapshot_requests = "shop-signals"
 [table]
 key     = ["id"]
 columns = {{ id = "int64", customer = "string", amount = "decimal(10,2)" }}
@@ -68,10 +69,10 @@ MARK_SECONDS = 300
 BREAK_FILE = "break"
 SIGNAL_SETTINGS = {
     "signal.data.collection": "public.debezium_signal",
-    "signal.enabled.channels": "source",
+    "signal.enabled.channels": "source,kafka",
+    "signal.kafka.topic": SIGNAL_TOPIC,
     "read.only": "false",
 }
-SNAPSHOT_SIGNAL = json.dumps({"data-collections": ["public.orders"], "type": "incremental"})
 
 Rows = dict[int, tuple[str, str]]
 """Customer and amount of each order."""
@@ -110,10 +111,11 @@ class CaptureDemo:
             "SERIATIM_SPARK_DRIVER_MEMORY": "1g",
         }
         client = context.kafka_client(config.load_settings(self.environment, self.folder))
-        create_topics(client, {TOPIC: 1})
+        create_topics(client, {TOPIC: 1, SIGNAL_TOPIC: 1})
         print_line("Kafka Connect with Debezium's connector …")
         tables = "public.orders,public.debezium_signal"
         connector = connect.debezium_settings(self.source, PREFIX, tables) | SIGNAL_SETTINGS
+        connector["signal.kafka.bootstrap.servers"] = self.servers
         connect.start_connect(self.folder, connector, self.servers, self.settings, print_line)
 
     def stop(self) -> None:
@@ -173,12 +175,8 @@ class CaptureDemo:
         )
 
     def heal(self) -> None:
-        """Signal the connector to read the table again, and compare once more."""
-        self.run_sql(
-            "insert into debezium_signal values"
-            f" ('heal-{self.mark}', 'execute-snapshot', '{SNAPSHOT_SIGNAL}');"
-        )
-        print_line("signalled: the connector reads the table again, interleaved with its changes")
+        """Wait until the connector has read the row again, as the run signalled, and compare."""
+        print_line(f"the run has signalled the connector to read row {VICTIM_ID} again")
         self.wait_in_topic(f'"id":{VICTIM_ID},'.encode(), b'"op":"r"')
         self.compare()
 

@@ -79,7 +79,8 @@ def avro_converter(registry_url: str) -> dict[str, str]:
         "apicurio.registry.auto-register": "true",
         "apicurio.registry.find-latest": "false",
         "apicurio.registry.as-confluent": "true",
-        "apicurio.use-id": "contentId",
+        # Registries are asked by this id. By default the messages would have another one.
+        "apicurio.registry.use-id": "contentId",
         "apicurio.registry.headers.enabled": "false",
     }
     prefixed = {f"value.converter.{name}": value for name, value in settings.items()}

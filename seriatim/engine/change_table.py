@@ -39,6 +39,7 @@ from seriatim.engine.table import (
     RepeatError,
     TableMachine,
     TableState,
+    fill_added_columns,
     row_fields,
     saved_rows_type,
 )
@@ -69,7 +70,14 @@ class ChangedRows(TableState):
     create may lack values that did not change: they are those of the deleted row.
     """
 
-    __slots__ = ("deleted_positions", "deleted_row", "deleted_source", "is_proven", "positions")
+    __slots__ = (
+        "deleted_positions",
+        "deleted_row",
+        "deleted_source",
+        "is_proven",
+        "known_columns",
+        "positions",
+    )
 
     def __init__(
         self,
@@ -85,6 +93,10 @@ class ChangedRows(TableState):
         """The last change of each row, if the connector says where it is."""
         self.deleted_positions: dict[Any, Position] = {}
         """The deletes of rows that are gone, the newest last."""
+        self.known_columns: dict[Any, int] = {}
+        """How many columns are known of a row that was saved before others were added behind them. The
+        others are null here, but not in the source for certain, until a message has the row.
+        """
         self.is_proven = True
         """Whether the rows can contradict the next message. Those of a session that was set aside
         cannot.
@@ -95,6 +107,7 @@ class ChangedRows(TableState):
         copied = ChangedRows(self, self.deleted_row, self.deleted_source)
         copied.positions = dict(self.positions)
         copied.deleted_positions = dict(self.deleted_positions)
+        copied.known_columns = dict(self.known_columns)
         copied.is_proven = self.is_proven
         return copied
 
@@ -105,6 +118,7 @@ class ChangedRows(TableState):
     def put(self, key: Any, row: Row, change: Any) -> None:
         """Set a row. A read by a snapshot has no place of its own in the log."""
         self[key] = row
+        self.known_columns.pop(key, None)
         if change.op == "r":
             return
         self.deleted_positions.pop(key, None)
@@ -116,6 +130,7 @@ class ChangedRows(TableState):
     def remove(self, key: Any, position: Position | None) -> None:
         """Remove a row, if it is there, by a change at this position."""
         self.pop(key, None)
+        self.known_columns.pop(key, None)
         self.positions.pop(key, None)
         self.deleted_positions.pop(key, None)
         if position is None:
@@ -163,8 +178,10 @@ class ChangeTable(TableMachine):
         # A session by key has one row, so a message with the whole row begins it anew. In a session
         # of many rows no single message does.
         self.has_snapshots = not self.has_session_per_partition
-        if self.has_session_per_partition:
-            self.shape += "; changes"
+
+    def _describe_shape(self, columns: Columns) -> str:
+        shape = super()._describe_shape(columns)
+        return f"{shape}; changes" if self.has_session_per_partition else shape
 
     def _set_message_types(
         self,
@@ -358,10 +375,11 @@ class ChangeTable(TableMachine):
         old_key = self._row_key(named_row)
         self._refuse_repeat(rows, change, key, old_key)
         old = rows.get(old_key)
-        new = self._whole_row(rows, change, values, old)
+        known_columns = rows.known_columns.get(old_key, self._width)
+        new = self._whole_row(rows, change, values, old, known_columns)
         overwritten = rows.get(key)
         if rows.is_proven:
-            self._refuse_contradiction(change, named_row, old)
+            self._refuse_contradiction(change, named_row, old, known_columns)
             if old_key != key and overwritten is not None:
                 self._refuse_or_count("change of a key to one that is there already", values)
         records = []
@@ -381,17 +399,21 @@ class ChangeTable(TableMachine):
         key = self._row_key(values)
         self._refuse_repeat(rows, change, key)
         old = rows.get(key)
+        known_columns = rows.known_columns.get(key, self._width)
         if rows.is_proven:
-            self._refuse_contradiction(change, values, old)
+            self._refuse_contradiction(change, values, old, known_columns)
         rows.remove(key, change.position)
         if old is None:
             return ()
         if self.has_session_per_partition:
-            rows.deleted_row = old
+            # The row under a new key takes no value from a row of which only a part is known.
+            rows.deleted_row = old if known_columns == self._width else None
             rows.deleted_source = bytes(change.source)
         return (self._delete_record(old),)
 
-    def _whole_row(self, rows: ChangedRows, change: Any, values: Row, old: Row | None) -> Row:
+    def _whole_row(
+        self, rows: ChangedRows, change: Any, values: Row, old: Row | None, known_columns: int
+    ) -> Row:
         """The row after a change. A column that the source does not have is null. A value that the
         connector did not get is that of the row before; if that is not known, the change is refused.
         """
@@ -403,13 +425,14 @@ class ChangeTable(TableMachine):
             is_new_key = source not in NO_SOURCE and source == rows.deleted_source
             if is_new_key:
                 unchanged = rows.deleted_row
+                known_columns = self._width
             elif change.position is not None:
                 # It is no repeat, so a row that is still here is another one.
                 unchanged = None
         new: list[Any] = []
         for i, value in enumerate(values):
             is_unavailable = value is UNSET and self.field_names[i] in change.unavailable
-            if is_unavailable and unchanged is None:
+            if is_unavailable and (unchanged is None or i >= known_columns):
                 self._refuse_unknown_value(change, values, self.field_names[i])
             if is_unavailable:
                 new.append(unchanged[i])  # type: ignore[index]  # None was refused
@@ -431,8 +454,12 @@ class ChangeTable(TableMachine):
             raise PreconditionError(cause)
         raise HeadlessError(cause)
 
-    def _refuse_contradiction(self, change: Any, values: Row, old: Row | None) -> None:
-        """Refuse a change that contradicts the row that is here, as far as it is proof."""
+    def _refuse_contradiction(
+        self, change: Any, values: Row, old: Row | None, known_columns: int
+    ) -> None:
+        """Refuse a change that contradicts the row that is here, as far as it is proof, and as far as
+        the row is known.
+        """
         op = change.op
         if op == "r":
             # A connector reads rows again whenever it takes a snapshot.
@@ -448,7 +475,9 @@ class ChangeTable(TableMachine):
         elif self.has_full_before_images:
             # A before-image lacks columns that the source did not have yet, and values that the
             # connector did not get.
-            field = self._differing_field(astuple(change.before), old)
+            before = list(astuple(change.before))
+            before[known_columns:] = [UNSET] * (self._width - known_columns)
+            field = self._differing_field(tuple(before), old)
             if field:
                 self._refuse_or_count(f"before-image differs from the row in {field}", values)
 
@@ -458,8 +487,13 @@ class ChangeTable(TableMachine):
         """
         if not isinstance(rows, ChangedRows):  # rows that were read from records
             return super().dump(rows)
+        saved_rows = list(rows.values())
+        if rows.known_columns:
+            # A row of which only the first columns are known is saved as these alone.
+            widths = [rows.known_columns.get(key, self._width) for key in rows]
+            saved_rows = [row[:width] for row, width in zip(saved_rows, widths, strict=True)]
         if rows.deleted_row is None and not rows.positions and not rows.deleted_positions:
-            return super().dump(rows)
+            return msgspec.msgpack.encode(saved_rows)
         deleted_rows: list[Row] = []
         if rows.deleted_row is not None:
             deleted_rows.append(rows.deleted_row)
@@ -469,7 +503,7 @@ class ChangeTable(TableMachine):
             positions = [rows.positions.get(key) for key in rows]
         deleted_keys = [self._key_as_tuple(key) for key in rows.deleted_positions]
         saved = self._saved_changes(
-            rows=list(rows.values()),
+            rows=saved_rows,
             deleted_rows=deleted_rows,
             deleted_source=rows.deleted_source,
             positions=positions,
@@ -479,11 +513,20 @@ class ChangeTable(TableMachine):
         return msgspec.msgpack.encode(saved)
 
     def load(self, state_bytes: bytes, version: int) -> ChangedRows:  # noqa: ARG002  # it reads both
-        """Rows from bytes."""
-        saved = self._rows_decoder.decode(state_bytes)
+        """Rows from bytes. Columns that were added since they were saved are null, and not known."""
+        widths: list[int] = []
+        try:
+            saved = self._rows_decoder.decode(state_bytes)
+        except msgspec.ValidationError:
+            widened = msgspec.msgpack.decode(state_bytes)
+            widths = self._fill_added_columns(widened)
+            saved = self._rows_decoder.decode(msgspec.msgpack.encode(widened))
         if not isinstance(saved, self._saved_changes):
-            return ChangedRows({self._row_key(row): row for row in saved})
+            saved = self._saved_changes(rows=saved)
         rows = ChangedRows({self._row_key(row): row for row in saved.rows})
+        for key, width in zip(rows, widths, strict=False):
+            if width < self._width:
+                rows.known_columns[key] = width
         for key, position in zip(rows, saved.positions, strict=False):
             if position is not None:
                 rows.positions[key] = position
@@ -493,6 +536,20 @@ class ChangeTable(TableMachine):
             (rows.deleted_row,) = saved.deleted_rows
             rows.deleted_source = saved.deleted_source
         return rows
+
+    def _fill_added_columns(self, saved: Any) -> list[int]:
+        """Fill columns that were added since with null, in what was saved. Returns how many columns
+        each row had.
+        """
+        saved_rows = saved["rows"] if isinstance(saved, dict) else saved
+        widths = [len(row) for row in saved_rows]
+        saved_rows[:] = fill_added_columns(saved_rows, self._width)
+        if isinstance(saved, dict) and any(
+            len(row) < self._width for row in saved.get("deleted_rows", [])
+        ):
+            # The row under a new key takes no value from a row of which only a part is known.
+            saved["deleted_rows"] = []
+        return widths
 
     def _key_as_tuple(self, key: Any) -> Row:
         return key if self._single_key_position is None else (key,)

@@ -134,6 +134,12 @@ class PlainDecoder:
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's code may raise anything
             return _poison_of(error)
 
+    def describe_schema(self, value: bytes) -> str:  # noqa: ARG002  # most values name none
+        """What a value says about its own schema, as the end of the cause if it does not fit the
+        machine's type of message; empty if it says nothing.
+        """
+        return ""
+
     @final
     def for_type(self, message_type: Any) -> DecodeValues:
         """The function that decodes values to messages of this type."""
@@ -154,6 +160,7 @@ class _PlainToMessages:
 
     def __init__(self, decoder: PlainDecoder, message_type: Any) -> None:
         self.to_plain_values = decoder.to_plain_values
+        self.describe_schema = decoder.describe_schema
         self.encode = msgspec.msgpack.Encoder().encode
         self.decode = msgspec.msgpack.Decoder(message_type).decode
 
@@ -180,7 +187,8 @@ class _PlainToMessages:
         except NOT_POISON:
             raise
         except msgspec.ValidationError as error:
-            return Poison(f"wrong schema: {error}")
+            of_schema = self.describe_schema(value) if value is not None else ""
+            return Poison(f"wrong schema: {error}{of_schema}")
         except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's code may raise anything
             return _poison_of(error)
 

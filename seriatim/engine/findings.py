@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from seriatim.engine.messages import session_name_of_partition
 from seriatim.engine.offsets import Partition
 from seriatim.errors import IntegrityError, ensure, render_screen
 
@@ -155,14 +156,21 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if kind == "poison" and self.level == "warning":
             return "skipped"
         if self.scope == "session" and kind not in WARNING_KINDS:
-            if self.level == "warning":
-                return "passed"
-            if kind == "poison":
-                return "poisoned session"
-            return kind if kind in LASTING_FINDINGS else "session"
+            return self._advice_key_of_session()
         if kind == "check" and self.level == "warning":
             return "doubtful"
         return kind
+
+    def _advice_key_of_session(self) -> str:
+        kind = self.finding
+        if self.level == "warning":
+            return "passed"
+        if kind == "poison":
+            return "poisoned session"
+        partition = Partition(self.topic, self.partition)
+        if kind == "precondition" and self.session == session_name_of_partition(partition):
+            return "partition as session"
+        return kind if kind in LASTING_FINDINGS else "session"
 
     @property
     def can_go_forward(self) -> bool:
@@ -342,6 +350,9 @@ FINDING_ADVICE = {
     "session": "ask the producer for a snapshot of the session: that makes it right. Folding the same messages\n"
     "again helps only if the machine was wrong: fix it, then: seriatim repair {stream}{partition_option}\n"
     "The session's messages are kept (table quarantine)",
+    "partition as session": "all messages of the partition are this one session. If they have snapshots, the\n"
+    "next one makes it right. Debezium's have none that tells its end: docs/STREAMS.md, Reading the table\n"
+    "again, says how the table gets right. The session's messages are kept (table quarantine)",
     "sequence gap": "ask the producer for a snapshot of the session: that makes it right. `seriatim status {stream}`\n"
     "says whether the missing message came later, and what helps then; it cannot say so if Kafka has\n"
     "deleted the messages from the gap on. If it never came, and the session is right without it:\n"

@@ -97,6 +97,12 @@ class Runner(Protocol):
     them.
     """
 
+    def older_columns(self, shape: str) -> dict[str, str] | None:
+        """The record columns of a machine of this shape, if this one is the same with more columns;
+        None if it is not.
+        """
+        ...
+
     def decode(self, values: KeysOrValues) -> list[Any]: ...
     def is_snapshot(self, message: Any) -> bool: ...
     def sequences(self, messages: Sequence[Any]) -> SequenceNumbers: ...
@@ -185,6 +191,10 @@ class UserMachine:
         has_lists = any(is_list_type(type_name) for type_name in self.columns.values())
         self._fast_record_type = None if has_lists else self.record_type
         """The kind whose records become tuples without a copy of their lists, as they have none."""
+
+    def older_columns(self, shape: str) -> dict[str, str] | None:  # noqa: ARG002
+        """None: the columns of a user's machine never change."""
+        return None
 
     def decode(self, values: KeysOrValues) -> list[Any]:
         """Typed messages, with a `Poison` where a value cannot be decoded or its sequence or session

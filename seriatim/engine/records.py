@@ -164,6 +164,11 @@ class RowKeySpec(Struct, frozen=True, kw_only=True):
     has_before_images: bool = False
     """Whether a record also has the row as it was before, in columns named before_…"""
 
+    @property
+    def addable_columns(self) -> tuple[str, ...]:
+        """Columns that a table may get later. A file of before does not have them."""
+        return tuple(name for name in self.columns if name not in self.key)
+
     def deletes_row(self, record: Mapping[str, Any]) -> bool:
         """Whether a record deletes its row."""
         if not self.deleted_when:

@@ -19,6 +19,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal
+from itertools import islice
 from operator import attrgetter
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -155,10 +156,11 @@ class TableMachine:
         self.contradictions = 0
         self._set_columns(key, columns)
         self.other_columns: dict[str, Columns] = {}
-        message_fields = describe_message_fields(
+        self._key = key
+        self._message_fields = describe_message_fields(
             session, sequence, has_session_per_partition=has_session_per_partition
         )
-        self.shape = _describe_shape(key, columns, message_fields)
+        self.shape = self._describe_shape(columns)
         self._has_sequence = sequence is not None
         self._width = len(columns)
         self._null_row: Row = (None,) * self._width
@@ -178,16 +180,42 @@ class TableMachine:
         fields = MessageFields(type_field, rows_field, before_field, sequence, session)
         self._set_message_types(key, columns, fields)
 
+    def _describe_shape(self, columns: Columns) -> str:
+        """What saved state of a table with these columns depends on, as text. It is stored, so it must
+        not change.
+        """
+        column_list = ", ".join(f"{column} {type_name}" for column, type_name in columns.items())
+        key_list = ", ".join(self._key)
+        return f"columns {column_list}; key {key_list}; {self._message_fields}"
+
+    def older_columns(self, shape: str) -> Columns | None:
+        """The record columns of a table of this shape, if this table is the same with more columns
+        behind the others; None if it is not. The key may not change, nor how records name a column.
+        """
+        for count in range(len(self._key), len(self.field_names)):
+            older = dict(islice(self._stream_columns.items(), count))
+            if self._describe_shape(older) != shape or not set(self._key) <= older.keys():
+                continue
+            output_names = output_column_names(older)
+            if list(output_names.values()) != self.column_names[:count]:
+                continue
+            return self._record_columns(output_names, older)
+        return None
+
+    def _record_columns(self, output_names: Mapping[str, str], columns: Columns) -> Columns:
+        output_columns = dict(zip(output_names.values(), columns.values(), strict=True))
+        return _record_columns(output_columns, has_before_image=self.has_before_image)
+
     def _set_columns(self, key: Sequence[str], columns: Columns) -> None:
         """Set the columns as messages and as records name them, and how records become rows."""
+        self._stream_columns = columns
         self.field_names = list(columns)
         """The columns as messages name them."""
         output_names = output_column_names(columns)
         self.column_names = list(output_names.values())
         """The columns as records name them."""
         self.key_positions = [self.field_names.index(name) for name in key]
-        output_columns = dict(zip(self.column_names, columns.values(), strict=True))
-        self.columns = _record_columns(output_columns, has_before_image=self.has_before_image)
+        self.columns = self._record_columns(output_names, columns)
         self.row_key_spec: RowKeySpec | None = RowKeySpec(
             key=tuple(output_names[name] for name in key),
             columns=tuple(self.column_names),
@@ -588,8 +616,13 @@ class TableMachine:
         return msgspec.msgpack.encode(list(rows.values()))
 
     def load(self, state_bytes: bytes, version: int) -> TableState:  # noqa: ARG002  # there was only one
-        """Rows from bytes."""
-        rows = self._state_decoder.decode(state_bytes)
+        """Rows from bytes. Columns that were added since they were saved are null."""
+        try:
+            rows = self._state_decoder.decode(state_bytes)
+        except msgspec.ValidationError:
+            saved_rows = msgspec.msgpack.decode(state_bytes)
+            whole_rows = msgspec.msgpack.encode(fill_added_columns(saved_rows, self._width))
+            rows = self._state_decoder.decode(whole_rows)
         if self._timestamp_key_positions:
             # Earlier versions saved times in keys as the producer wrote them, also without a zone.
             rows = [self._with_zones_in_key(row) for row in rows]
@@ -609,6 +642,13 @@ class TableMachine:
         """One row as plain values, in the same form for every command."""
         values = dict(zip(self.column_names, row, strict=True))
         return msgspec.to_builtins(normalize_values(self.columns, values))
+
+
+def fill_added_columns(saved_rows: Any, width: int) -> list[Any]:
+    """Saved rows, as msgpack has them, with null in the columns that were added behind the others since
+    they were saved.
+    """
+    return [[*row, *[None] * (width - len(row))] for row in saved_rows]
 
 
 def normalize_values(columns: Mapping[str, str], values: dict[str, Any]) -> dict[str, Any]:
@@ -703,13 +743,6 @@ def _record_columns(columns: Columns, *, has_before_image: bool) -> Columns:
         for name, type_name in columns.items():
             record_columns[f"before_{name}"] = type_name
     return record_columns
-
-
-def _describe_shape(key: Sequence[str], columns: Columns, message_fields: str) -> str:
-    """What saved state depends on, as text. It is stored, so it must not change."""
-    column_list = ", ".join(f"{column} {type_name}" for column, type_name in columns.items())
-    key_list = ", ".join(key)
-    return f"columns {column_list}; key {key_list}; {message_fields}"
 
 
 def _with_times_as_text(columns: Columns) -> Columns:

@@ -26,6 +26,7 @@ from seriatim.formats.registry import (
     RegisteredSchema,
     SchemaSource,
     UnknownSchemaError,
+    describe_schema_id,
     schema_id_of,
 )
 
@@ -136,9 +137,9 @@ class AvroValues:
         except RecursionError:
             return Poison("nested too deeply")
         except (EOFError, IndexError):
-            return Poison("wrong schema: the value ends too early")
+            return Poison(f"wrong schema: the value ends too early{describe_schema_id(value)}")
         except (ValueError, ArithmeticError, LookupError) as error:
-            return Poison(f"wrong schema: {error}")
+            return Poison(f"wrong schema: {error}{describe_schema_id(value)}")
         return schema, name, record
 
     def _load(self, schema_id: int) -> AvroSchema | Poison:
@@ -155,6 +156,10 @@ class AvroDecoder(PlainDecoder):
 
     def __init__(self, source: SchemaSource, reader_schema: dict[str, Any] | None = None) -> None:
         self._values = AvroValues(source, reader_schema)
+
+    def describe_schema(self, value: bytes) -> str:
+        """The id of the schema that a value names."""
+        return describe_schema_id(value)
 
     def to_plain(self, value: bytes) -> Any:
         """The record of a value, with the name of the record as `type`."""

@@ -143,6 +143,15 @@ class DebeziumDecoder(PlainDecoder):
             for value in values
         ]
 
+    def describe_schema(self, value: bytes) -> str:
+        """The id of the schema that a value in Avro names."""
+        if value[:1] != b"\x00":
+            return ""
+        # Imported here: messages in JSON need no client of a registry.
+        from seriatim.formats.registry import describe_schema_id
+
+        return describe_schema_id(value)
+
     def to_plain(self, value: bytes) -> Any:
         """The payload of a value, or a `Poison` if it is no change of a row."""
         if value[:1] == b"\x00":
@@ -163,7 +172,7 @@ class DebeziumDecoder(PlainDecoder):
             payload["position"] = _position(payload.get("source"))
         fault = _describe_wrong_operation(payload) or _convert_images(payload, converters)
         if fault:
-            return Poison(fault)
+            return Poison(f"{fault}{self.describe_schema(value)}")
         if self._metadata:
             self._put_metadata(payload)
         return payload

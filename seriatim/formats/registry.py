@@ -409,6 +409,16 @@ def _tls_context(settings: RegistrySettings) -> ssl.SSLContext:
         ) from None
 
 
+def describe_schema_id(value: bytes) -> str:
+    """The id of the schema of a value, as the end of a cause: versions of a schema differ by it. Empty
+    if the value names none.
+    """
+    try:
+        return f" (schema id {schema_id_of(value)})"
+    except ValueError:
+        return ""
+
+
 def schema_id_of(value: bytes) -> int:
     """The id at the beginning of a value. Raises `ValueError` if there is none."""
     if len(value) < HEADER_BYTES:

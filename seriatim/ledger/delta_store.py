@@ -9,7 +9,7 @@ Next: ledger/commit.py decides what a refused commit means.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -21,7 +21,7 @@ from seriatim.engine.files import File
 from seriatim.engine.findings import Finding
 from seriatim.engine.records import MAIN_TABLE, table_of_path
 from seriatim.errors import ConfigError
-from seriatim.ledger.entries import CompactEntry, Entry
+from seriatim.ledger.entries import ColumnsEntry, CompactEntry, Entry
 from seriatim.ledger.manifests import (
     MANIFEST_FORMAT,
     CommitMark,
@@ -58,8 +58,11 @@ class DeltaLedger(StoredLedger):
         store: Store,
         schema: pa.Schema | None = None,
         partition_by: tuple[str, ...] = (),
+        schema_of_shape: Callable[[str], pa.Schema | None] | None = None,
     ) -> None:
         super().__init__(store)
+        self.schema_of_shape = schema_of_shape
+        """The schema of a table of this shape, if it lacks columns that the stream file has by now."""
         self.table = MarkedTable(
             store,
             "records",
@@ -96,8 +99,11 @@ class DeltaLedger(StoredLedger):
         head = super().head(stream)
         if head is None or self.table.schema is None:
             return head
-        if self.table.must_compare_columns(head.token):
-            self._refuse_other_schema(stream, head.token)
+        schema = None
+        if self.schema_of_shape is not None:
+            schema = self.schema_of_shape(head.ledger.shape)
+        if schema is not None or self.table.must_compare_columns(head.token):
+            self._refuse_other_schema(stream, head.token, schema)
         return head
 
     def witness(self) -> EntryMark | None:
@@ -158,13 +164,16 @@ class DeltaLedger(StoredLedger):
         removed_keys = [path for path in entry.removed_paths if table_of_path(path) == MAIN_TABLE]
         if head is not None and head.format < MANIFEST_FORMAT:
             self._streams_to_announce[manifest.sha256] = head.ledger.stream
-        version = self.table.commit(
-            None if head is None else head.token,
-            mark,
-            table_files,
-            removed_keys,
-            data_change=not isinstance(entry, CompactEntry),
-        )
+        if isinstance(entry, ColumnsEntry) and head is not None:
+            version = self.table.add_columns(head.token, mark)
+        else:
+            version = self.table.commit(
+                None if head is None else head.token,
+                mark,
+                table_files,
+                removed_keys,
+                data_change=not isinstance(entry, CompactEntry),
+            )
         if self.store.is_remote:
             known = msgspec.convert(mark, CommitMark)
             self.known_marks[entry.sequence] = replace(known, version=version)
@@ -238,7 +247,9 @@ class DeltaLedger(StoredLedger):
         known = self.known_marks.get(entry.sequence)
         self.manifests.put_witness(entry, -1 if known is None else known.version)
 
-    def _refuse_other_schema(self, stream: str, table: TableVersion) -> None:
+    def _refuse_other_schema(
+        self, stream: str, table: TableVersion, schema: pa.Schema | None
+    ) -> None:
         partition_columns = table.delta.metadata().partition_columns
         if partition_columns != self.table.partition_by:
             raise ConfigError(
@@ -246,7 +257,7 @@ class DeltaLedger(StoredLedger):
                 f"the stream file says {self.table.partition_by}",
                 next="set output.partition_by back, or give the stream a new output path",
             )
-        difference = self.table.column_difference(table)
+        difference = self.table.column_difference(table, schema)
         if difference is not None:
             type_in_table = difference.type_in_table or "not there"
             expected_type = difference.expected_type or "not there"
@@ -254,7 +265,8 @@ class DeltaLedger(StoredLedger):
                 f"{stream}: column {difference.name!r} is {type_in_table} in the records table,"
                 f" but {expected_type} in the stream file or its machine",
                 next="set the columns of the stream file or its machine back to those of the table,"
-                " or write a new output.path into the stream file",
+                " or write a new output.path into the stream file. New columns of a table may only be"
+                " added behind all others",
             )
 
 

@@ -33,7 +33,16 @@ from seriatim.ledger.model import (
 )
 
 EntryKind = Literal[
-    "start", "slice", "hold", "release", "repair", "compact", "verdict", "accept", "retire"
+    "start",
+    "slice",
+    "columns",
+    "hold",
+    "release",
+    "repair",
+    "compact",
+    "verdict",
+    "accept",
+    "retire",
 ]
 AccountStep = tuple[Change, Account, Account]
 """A change, and the account of its partition before and after it."""
@@ -251,6 +260,13 @@ class MachineEntry(EntryBase, frozen=True, kw_only=True):
     cluster_id: str = ""
     """The id of the Kafka cluster whose messages were folded; empty: not known."""
 
+    def unmet_requirements(self, ledger: Ledger) -> list[str]:
+        """What it made has the columns that the table has: nobody has added any meanwhile."""
+        unmet = super().unmet_requirements(ledger)
+        if self.shape and ledger.shape and self.shape != ledger.shape:
+            unmet.append("the table has other columns by now")
+        return unmet
+
     def apply(self, ledger: Ledger) -> Ledger:
         """The ledger after this entry. It knows which machine can read its state, and which cluster
         its offsets are of.
@@ -320,6 +336,32 @@ class SliceEntry(MachineEntry, frozen=True, kw_only=True, tag="slice"):
             # The entry that halts a partition names itself: people and mails refer to it.
             halt = replace(halt, sequence=self.sequence)
         return _account_after_messages(change, account, halt)
+
+
+class ColumnsEntry(EntryBase, frozen=True, kw_only=True, tag="columns"):
+    """Columns were added behind the others, before any file has them. The commit of this entry is the
+    one that adds them to the table.
+    """
+
+    counts_for_pace: ClassVar[bool] = False
+
+    added: dict[str, str]
+    """The new columns of records, and the names of their types."""
+    shape: str
+    """The shape of the machine that has them."""
+    older_shape: str
+    """The shape of the ledger before."""
+
+    def unmet_requirements(self, ledger: Ledger) -> list[str]:
+        """Nobody has added columns meanwhile."""
+        unmet = super().unmet_requirements(ledger)
+        if ledger.shape != self.older_shape:
+            unmet.append("the table has other columns by now")
+        return unmet
+
+    def apply(self, ledger: Ledger) -> Ledger:
+        """The ledger after this entry: only a machine of the new shape goes on with its state."""
+        return replace(super().apply(ledger), shape=self.shape)
 
 
 class HoldEntry(EntryBase, frozen=True, kw_only=True, tag="hold"):
@@ -602,6 +644,7 @@ class RetireEntry(EntryBase, frozen=True, kw_only=True, tag="retire"):
 Entry = (
     StartEntry
     | SliceEntry
+    | ColumnsEntry
     | HoldEntry
     | ReleaseEntry
     | RepairEntry

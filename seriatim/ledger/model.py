@@ -398,10 +398,11 @@ def circuit_advice(ledger: Ledger) -> str:
 
 
 def refuse_incompatible_machine(
-    ledger: Ledger, runner: Runner, *, may_be_another: bool = False
+    ledger: Ledger, runner: Runner, *, may_be_another: bool = False, may_have_more: bool = False
 ) -> None:
     """Refuse code that would misread the state: code that is older than the state, another machine
-    (unless it may be one), or a newer machine without `upgrade`.
+    (unless it may be one), or a newer machine without `upgrade`. A table with more columns behind
+    those of the ledger is refused as well, unless it may have more.
     """
     stream = ledger.stream
     machine = runner.name
@@ -413,12 +414,20 @@ def refuse_incompatible_machine(
             next=f"set machine = {ledger.machine!r}, "
             "or give the new machine its own stream file and output path",
         )
-    if ledger.shape and ledger.shape != runner.shape:
+    has_other_shape = bool(ledger.shape) and ledger.shape != runner.shape
+    has_more_columns = has_other_shape and runner.older_columns(ledger.shape) is not None
+    if has_more_columns and not may_have_more:
+        raise ConfigError(
+            f"{stream}: the stream file has columns that the table does not have yet",
+            next=f"seriatim run {stream}: it adds them",
+        )
+    if has_other_shape and not has_more_columns:
         raise ConfigError(
             f"{stream}: the stream file has changed in a way that would misread the state",
             expected=ledger.shape,
             found=runner.shape,
-            next="set it back, or give the stream a new output path",
+            next="set it back, or give the stream a new output path. New columns may only be added"
+            " behind all others",
         )
     if state_version < ledger.state_version:
         raise ConfigError(

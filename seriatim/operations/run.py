@@ -65,7 +65,7 @@ from seriatim.ledger.commit import (
     read_head_again,
     start_ledger,
 )
-from seriatim.ledger.entries import SliceEntry
+from seriatim.ledger.entries import ColumnsEntry, SliceEntry
 from seriatim.ledger.manifests import LedgerHead
 from seriatim.ledger.model import (
     Account,
@@ -203,10 +203,38 @@ class FoldRun:
             head = self._start_ledger()
             crash_point("table-created")
         runner = self.runner
-        refuse_incompatible_machine(head.ledger, runner)
+        refuse_incompatible_machine(head.ledger, runner, may_have_more=True)
         refuse_open_circuit(head.ledger, self.stream.on_check_failure)
-        self.head = head
-        catch_up_witness(self.open_stream.ledger, head)
+        self.head = self._add_columns(head)
+        catch_up_witness(self.open_stream.ledger, self.head)
+
+    def _add_columns(self, head: LedgerHead) -> LedgerHead:
+        """Add columns that the stream file has and the table does not have yet, in an entry of their
+        own: no file may have a column that the table lacks.
+        """
+        older_shape = head.ledger.shape
+        older_columns = self.runner.older_columns(older_shape)
+        if older_columns is None:
+            return head
+        added = {}
+        for name, type_name in self.runner.columns.items():
+            if name not in older_columns:
+                added[name] = type_name
+        entry = ColumnsEntry(
+            attempt=self.open_stream.new_attempt(),
+            run=self.run_id,
+            product_version=__version__,
+            added=added,
+            shape=self.runner.shape,
+            older_shape=older_shape,
+        )
+        try:
+            head, _ = commit(self.open_stream.ledger, self.open_stream.clock, head, entry)
+        except FencedError:
+            # Another run has added them, unless its stream file is another one.
+            head = self._read_head()
+            refuse_incompatible_machine(head.ledger, self.runner)
+        return head
 
     def _start_ledger(self) -> LedgerHead:
         empty_ledger = Ledger(stream=self.stream.name)

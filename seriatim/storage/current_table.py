@@ -326,13 +326,22 @@ class DeltaCurrent:
         pending: PublishedParts,
     ) -> None:
         """Make one commit on exactly the table that was read before."""
-        if expected.token is not None and self.table.column_difference(expected.token):
+        has_other_columns = expected.token is not None and bool(
+            self.table.column_difference(expected.token)
+        )
+        gets_columns = has_other_columns and self.table.lacks_only_columns(expected.token)
+        if has_other_columns and not gets_columns:
             raise PlatformError(
                 f"the table {self.table.url} has other columns than the machine's records",
                 next=self.table.advice,
             )
         version = self.table.commit(
-            expected.token, msgspec.to_builtins(mark), pending.new_files, pending.replaced_keys
+            expected.token,
+            msgspec.to_builtins(mark),
+            pending.new_files,
+            # A commit that changes the columns replaces all files by itself.
+            () if gets_columns else pending.replaced_keys,
+            replaces_all=gets_columns,
         )
         if version and version % VACUUM_EVERY == 0:
             with storage_errors_as_conflict():

@@ -349,9 +349,13 @@ class MarkedTable:
         """
         return not self.store.is_remote or self.noted_columns(loaded) != self.columns_digest()
 
-    def column_difference(self, loaded: TableVersion) -> ColumnDifference | None:
-        """The first column that is not as the schema says; None if all are."""
-        expected_types = _column_types(self._known_schema())
+    def column_difference(
+        self, loaded: TableVersion, schema: pa.Schema | None = None
+    ) -> ColumnDifference | None:
+        """The first column that is not as the schema says; None if all are. `schema` is another one
+        than the table's own.
+        """
+        expected_types = _column_types(self._known_schema() if schema is None else schema)
         schema_in_table = pa.schema(loaded.delta.schema().to_arrow())
         types_in_table = _column_types(schema_in_table)
         for name in dict.fromkeys([*expected_types, *types_in_table]):
@@ -360,6 +364,37 @@ class MarkedTable:
             if type_in_table != expected_type:
                 return ColumnDifference(name, type_in_table, expected_type)
         return None
+
+    def lacks_only_columns(self, loaded: TableVersion) -> bool:
+        """Whether the loaded version is as the schema says, but for columns that it lacks."""
+        expected_types = _column_types(self._known_schema())
+        types_in_table = _column_types(pa.schema(loaded.delta.schema().to_arrow()))
+        return types_in_table.items() < expected_types.items()
+
+    def add_columns(self, loaded: TableVersion, mark: Mapping[str, Any]) -> int:
+        """Make one commit on exactly the loaded version that adds the columns of the schema which the
+        table lacks, and make it durable. In rows of before they are null. Returns the version that the
+        commit made.
+
+        `CommitConflictError`: the commit is not confirmed, as in `commit`.
+        """
+        with storage_errors_as_conflict():
+            # Loaded anew: delta-rs moves the object that commits to the new version.
+            delta = self.load_with_library(loaded.version())
+            names_in_table = set(_column_types(pa.schema(delta.schema().to_arrow())))
+            added_fields = []
+            for field in Schema.from_arrow(self._known_schema()).fields:
+                if field.name not in names_in_table:
+                    added_fields.append(field)
+            metadata = {
+                COMMIT_METADATA_KEY: dict(mark),
+                COLUMNS_METADATA_KEY: self.columns_digest(),
+            }
+            delta.alter.add_columns(added_fields, commit_properties=_commit_properties(metadata))
+            version = loaded.version() + 1
+            self.store.sync_delta_log(self.key, version)
+        self.known_version = version
+        return version
 
     def commit(
         self,

@@ -27,6 +27,7 @@ from seriatim.storage.parquet import (
     damaged_record_file,
     describe_damage,
     open_parquet,
+    with_added_columns,
 )
 from seriatim.storage.record_rows import RowMerger, row_images
 from seriatim.storage.store import Store, open_store
@@ -140,8 +141,8 @@ class ParquetJoiner:
         if not files:
             return
         ordered = tuple(sorted(files, key=lambda file: file.first_offset))
-        with open_parquet(self.store, ordered[0].path) as parquet:
-            schema = parquet.schema_arrow
+        # A later file has more columns, or those of a repair.
+        schema = pa.unify_schemas([self._read_schema(file) for file in ordered])
         merger = RowMerger(self.store, self.stream, schema, row_key_spec)
         catch_up = PartitionCatchUp(
             partition=partition,
@@ -180,10 +181,10 @@ class ParquetJoiner:
         new_tables = self._read_rows(near_files, lambda table: _offset_mask(table, offset_range))
         if not old_tables and not new_tables:
             return None
-        # An empty table with the right columns: one of the two sides may have no file at all.
-        empty = (old_tables or new_tables)[0].slice(0, 0)
-        old_records = pa.concat_tables([empty, *old_tables]).sort_by(RECORD_ORDER)
-        new_records = pa.concat_tables([empty, *new_tables]).sort_by(RECORD_ORDER)
+        # One of the two sides may have no file at all, or files with fewer columns.
+        schema = _common_schema([*old_tables, *new_tables])
+        old_records = _join_tables(old_tables, schema).sort_by(RECORD_ORDER)
+        new_records = _join_tables(new_tables, schema).sort_by(RECORD_ORDER)
         if old_records.equals(new_records):
             return None
         for old, new in zip_longest(old_records.to_pylist(), new_records.to_pylist()):
@@ -212,7 +213,7 @@ class ParquetJoiner:
         tables = [table for table in tables if table.num_rows]
         if not tables:
             return None
-        rows = pa.concat_tables(tables).sort_by(RECORD_ORDER)
+        rows = _join_tables(tables, _common_schema(tables)).sort_by(RECORD_ORDER)
         # All files are of one table, and its folder is the first part of their paths.
         table_folder = (*old_files, *near_files)[0].path.partition("/")[0]
         path = f"{table_folder}/{partition}/{stem}.parquet"
@@ -249,6 +250,13 @@ class ParquetJoiner:
             raise damaged_record_file(self.stream, file, damage)
         return self._read_columns(file, columns)
 
+    def _read_schema(self, file: File) -> pa.Schema:
+        try:
+            with open_parquet(self.store, file.path) as parquet:
+                return parquet.schema_arrow.remove_metadata()
+        except (OSError, pa.ArrowException) as error:
+            raise damaged_record_file(self.stream, file, str(error).splitlines()[0]) from None
+
     def _read_columns(self, file: File, columns: list[str] | None) -> pa.Table:
         try:
             with open_parquet(self.store, file.path) as parquet:
@@ -264,6 +272,19 @@ def _overlapping_files(files: Iterable[File], offset_range: OffsetRange) -> list
         for file in files
         if file.first_offset < offset_range.end and offset_range.start <= file.last_offset
     ]
+
+
+def _common_schema(tables: Sequence[pa.Table]) -> pa.Schema:
+    """The columns of all these records. Some were written before others were added to their table."""
+    return pa.unify_schemas([table.schema for table in tables])
+
+
+def _join_tables(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    """The records as one table with these columns."""
+    whole_tables = [schema.empty_table()]
+    for table in tables:
+        whole_tables.append(with_added_columns(table, schema).select(schema.names))
+    return pa.concat_tables(whole_tables)
 
 
 def _any(mask: pa.ChunkedArray) -> bool:

@@ -8,7 +8,7 @@ Next: record_files.py and state_files.py write files; ledger/delta_store.py name
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,6 +104,16 @@ def open_parquet(store: Store, path: str) -> Iterator[pq.ParquetFile]:
     """
     with store.open(path) as file:
         yield pq.ParquetFile(file, page_checksum_verification=True)
+
+
+def with_added_columns(table: pa.Table, fields: Iterable[pa.Field]) -> pa.Table:
+    """The table with these columns too, null where it has none: they were added to the table of records
+    after the file was written.
+    """
+    for field in fields:
+        if field.name not in table.column_names:
+            table = table.append_column(field, pa.nulls(table.num_rows, field.type))
+    return table
 
 
 def column_encodings(schema: pa.Schema) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from seriatim.engine.files import File, UnfitRecordsError
+from seriatim.engine.machine import Runner
 from seriatim.engine.messages import Header, MessageBatch
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import (
@@ -48,6 +49,7 @@ from seriatim.storage.parquet import (
     first_line,
     open_parquet,
     part_path,
+    with_added_columns,
 )
 from seriatim.storage.record_rows import RecordOrderScan, read_row_groups
 from seriatim.storage.store import Store
@@ -111,6 +113,14 @@ def record_schema(columns: Mapping[str, str]) -> pa.Schema:
     """The schema of a records table: the columns of every record, then the machine's own."""
     machine_fields = [pa.field(name, arrow_type(kind)) for name, kind in columns.items()]
     return pa.schema([*RECORD_FIELDS, *machine_fields])
+
+
+def older_schema(runner: Runner, shape: str) -> pa.Schema | None:
+    """The schema of the records of a machine of this shape, if this machine is the same with more
+    columns; None if it is not.
+    """
+    older_columns = runner.older_columns(shape)
+    return None if older_columns is None else record_schema(older_columns)
 
 
 class ParquetRecords:
@@ -545,7 +555,8 @@ class ParquetRewriter:
         files: Sequence[File],
     ) -> File:
         """Write one file of several that follow each other by offset, and return it."""
-        schema = self._read_schema(files[0])
+        # A later file may have more columns: they were added to the table meanwhile.
+        schema = pa.unify_schemas([self._read_schema(file) for file in files])
         path = f"records/{partition}/{stem}.parquet"
         writer = ParquetFileWriter(self.store, path, schema, self.compression)
         order_scan = RecordOrderScan()
@@ -584,12 +595,8 @@ class ParquetRewriter:
             raise damaged_record_file(self.stream, file, damage)
         with self._reading(file):
             for table in read_row_groups(self.store, file.path):
-                ensure(
-                    table.column_names == schema.names,
-                    "files of one table have the same columns",
-                    file=file.path,
-                )
-                for batch in table.to_batches():
+                whole_table = with_added_columns(table, schema).select(schema.names)
+                for batch in whole_table.to_batches():
                     if batch.num_rows:
                         yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 

@@ -28,7 +28,7 @@ from seriatim.engine.records import (
 )
 from seriatim.errors import ConfigError, DamagedFileError
 from seriatim.storage.delta_table import STORAGE_ERRORS, MarkedTable, TableFile
-from seriatim.storage.parquet import first_line
+from seriatim.storage.parquet import first_line, with_added_columns
 from seriatim.storage.store import Store
 
 
@@ -146,6 +146,7 @@ class RecordQuery:
         for name, value in file.partition_values.items():
             texts = pa.array([value] * table.num_rows, pa.string())
             table = table.append_column(name, texts.cast(self.schema.field(name).type))
+        table = with_added_columns(table, empty.schema)
         return table.select(empty.column_names).cast(empty.schema)
 
     def _read_filtered(self, file: TableFile, conditions: list[pc.Expression]) -> pa.Table:

@@ -30,7 +30,7 @@ from seriatim.engine.records import LAST_RECORD_COLUMNS, RowImage, RowKeySpec
 from seriatim.engine.session import Row
 from seriatim.errors import DamagedFileError, ensure
 from seriatim.ledger.current_rows import PartitionCatchUp
-from seriatim.storage.parquet import first_line, open_parquet
+from seriatim.storage.parquet import first_line, open_parquet, with_added_columns
 from seriatim.storage.store import Store
 
 BUFFERED_ROWS_MAX = 2_000_000
@@ -332,6 +332,7 @@ class RowMerger:
         change_columns += ["index", *row_key_spec.columns, *row_key_spec.deleted_when]
         change_fields = [records.field(name) for name in dict.fromkeys(change_columns)]
         self.change_schema = pa.schema(change_fields)
+        self.addable_fields = [records.field(name) for name in row_key_spec.addable_columns]
 
     def read_changes(self, catch_up: PartitionCatchUp) -> pa.Table:
         """The last record of each row in these files, also of rows that it deletes."""
@@ -391,7 +392,8 @@ class RowMerger:
         try:
             for table in read_row_groups(self.store, file.path, columns, first_offset):
                 mask = self._asked_for_mask(table, catch_up, file, is_own_file=is_own_file)
-                yield table.filter(mask).select(self.change_schema.names).cast(self.change_schema)
+                records = with_added_columns(table.filter(mask), self.addable_fields)
+                yield records.select(self.change_schema.names).cast(self.change_schema)
         except READ_ERRORS as error:
             raise _unreadable_error(self.stream, file, error) from error
 

@@ -21,7 +21,7 @@ from seriatim.engine.files import File
 from seriatim.engine.records import POSITION_COLUMNS, ROW_IMAGE_COLUMNS, RowImage, RowKeySpec
 from seriatim.engine.session import Row
 from seriatim.ports import FileOutline, ScannedRecords, ScanRequest, UnreadableFileError
-from seriatim.storage.parquet import first_line
+from seriatim.storage.parquet import first_line, with_added_columns
 from seriatim.storage.record_rows import (
     RecordGroups,
     RecordOrderScan,
@@ -176,6 +176,11 @@ class RowScan:
         if row_key_spec.has_before_images:
             self.before_columns = [f"before_{name}" for name in row_key_spec.columns]
         self.columns = list(dict.fromkeys([*columns, *self.before_columns]))
+        addable = row_key_spec.addable_columns
+        if row_key_spec.has_before_images:
+            addable += tuple(f"before_{name}" for name in addable)
+        # Without a type: files that have the column give it one.
+        self.addable_fields = [pa.field(name, pa.null()) for name in addable]
         self.unlinked_rows = 0
         self.unlinked_offset = -1
         self.unlinked_files: list[str] = []
@@ -191,6 +196,7 @@ class RowScan:
         """Add the next records."""
         if not records.num_rows:
             return
+        records = with_added_columns(records, self.addable_fields)
         self._waiting.append(records.select(self.columns))
         self._waiting_paths.append(path)
         self._waiting_rows += records.num_rows
@@ -217,7 +223,7 @@ class RowScan:
         if self._last_records is not None:
             known_rows = self._last_records.num_rows
             tables = [self._last_records, *tables]
-        records = pa.concat_tables(tables)
+        records = pa.concat_tables(tables, promote_options="default")
         groups = RecordGroups(records, self.row_columns)
         if self.before_columns:
             earlier, later = groups.neighbours
@@ -260,6 +266,8 @@ class RowScan:
         is_equal = np.ones(len(earlier), dtype=bool)
         for name in spec.columns:
             value = earlier_records.column(name)
+            if pa.types.is_null(value.type):
+                continue  # no file has this column yet
             before_value = later_records.column(f"before_{name}")
             both_null = boolean_array(value.is_null()) & boolean_array(before_value.is_null())
             is_equal &= boolean_array(pc.equal(value, before_value)) | both_null

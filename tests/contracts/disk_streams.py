@@ -7,15 +7,18 @@ Next: tests/operations/memory_streams.py, the same with everything in memory.
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from seriatim.engine.machine import Runner
 from seriatim.engine.offsets import Partition
 from seriatim.formats.debezium import debezium_decoder
 from seriatim.ledger.delta_store import DeltaLedger
 from seriatim.storage.derived_tables import DeltaDerived
-from seriatim.storage.record_files import ParquetRecords, record_schema
+from seriatim.storage.record_files import ParquetRecords, older_schema, record_schema
 from seriatim.storage.state_files import StateFiles
 from seriatim.storage.store import Store, open_store
 from seriatim.stream import OutputSettings, Stream, TableSettings
@@ -59,8 +62,17 @@ class DiskStream(MemoryStream):
         columns, parts = self.runner.columns, self.stream.output.partition_by
         store = open_store(self.stream.output.path)
         self.files: Any = DiskFiles(store, columns, parts)
-        self.ledger: Any = DeltaLedger(store, record_schema(columns), parts)
+        self.ledger: Any = DeltaLedger(
+            store, record_schema(columns), parts, partial(older_schema, self.runner)
+        )
         self.derived: Any = DeltaDerived(store, "zstd")
+
+    def set_columns(self, columns: dict[str, str]) -> None:
+        """Give the stream file other columns. From now on processes see these."""
+        self.stream = replace(self.stream, table=replace(self.stream.table, columns=columns))
+        decoder = debezium_decoder(self.stream) if self.stream.decoder == "debezium" else None
+        self.runner = self.stream.table_machine(decoder=decoder)
+        self._open()
 
     def open(self, runner: Runner | None = None) -> OpenMemoryStream:
         """Open the stream, as a process of its own does."""

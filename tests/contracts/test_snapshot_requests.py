@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from seriatim.demo.producer import SnapshotRequestListener
 from seriatim.embedded.broker import BrokerInfo
-from seriatim.errors import PlatformError
+from seriatim.errors import ConfigError, PlatformError
 from seriatim.kafka.sending import create_topics
-from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester
+from seriatim.kafka.snapshot_requests import KafkaSnapshotRequester, encode_signals
 from seriatim.ledger.gaps import SnapshotRequest
 from seriatim.memory import MemoryRequests
 
@@ -55,6 +56,101 @@ def test_requests_arrive_under_their_session(
     )
     first.close()
     second.close()
+
+
+def row_request(
+    session: str, topic: str = "shop.public.orders", offset: int = 1
+) -> SnapshotRequest:
+    """A request for a row of a table from Debezium."""
+    return SnapshotRequest(
+        stream="o", topic=topic, partition=2, session=session, reason="precondition", offset=offset
+    )
+
+
+def signals_of(*requests: SnapshotRequest) -> list[tuple[str, dict[str, Any]]]:
+    """The key and the data of each signal."""
+    signals = []
+    for key, value in encode_signals(requests):
+        signal = json.loads(value)
+        assert signal["type"] == "execute-snapshot"
+        assert signal["data"]["type"] == "incremental"
+        signals.append((key.decode(), signal["data"]))
+    return signals
+
+
+def test_a_signal_names_the_rows_of_each_table() -> None:
+    """Under the prefix of the connector, whose name may have dots."""
+    signals = signals_of(
+        row_request('{"id":7}'),
+        row_request('{"schema":{},"payload":{"id":9}}'),
+        row_request('{"id":7}'),
+        row_request('{"country":"D 1","number":3}', "a.b.eu.places"),
+    )
+    assert signals == [
+        (
+            "shop",
+            {
+                "data-collections": ["public.orders"],
+                "type": "incremental",
+                "additional-conditions": [
+                    {"data-collection": "public.orders", "filter": "(id = 7 or id = 9)"}
+                ],
+            },
+        ),
+        (
+            "a.b",
+            {
+                "data-collections": ["eu.places"],
+                "type": "incremental",
+                "additional-conditions": [
+                    {
+                        "data-collection": "eu.places",
+                        "filter": "((country = 'D 1' and number = 3))",
+                    }
+                ],
+            },
+        ),
+    ]
+    ((_, value),) = encode_signals([row_request('{"id":7}', offset=41)])
+    assert json.loads(value)["id"] == "seriatim-o-2-41"
+
+
+@pytest.mark.parametrize(
+    "session",
+    [
+        '{"id":"x\' or 1=1 --"}',
+        '{"id":"x\\\\"}',
+        '{"id":1.5}',
+        '{"id":true}',
+        '{"id":null}',
+        '{"Id":1}',
+        '{"id; drop table orders":1}',
+        '{"id":"\u2019"}',
+        "no JSON",
+        "7",
+        "{}",
+    ],
+)
+def test_what_is_no_plain_key_is_in_no_sql(session: str) -> None:
+    """Then the whole table is read."""
+    ((_, data),) = signals_of(row_request('{"id":7}'), row_request(session))
+    assert data == {"data-collections": ["public.orders"], "type": "incremental"}
+
+
+def test_many_rows_are_a_whole_table() -> None:
+    """A hundred are named."""
+    requests = [row_request(f'{{"id":{number}}}') for number in range(101)]
+    ((_, few),) = signals_of(*requests[:100])
+    ((_, many),) = signals_of(*requests)
+    assert "id = 99)" in few["additional-conditions"][0]["filter"]
+    assert "additional-conditions" not in many
+
+
+@pytest.mark.parametrize("topic", ["orders", "shop.orders", "shop..orders", ".public.orders"])
+def test_a_topic_without_prefix_and_schema_is_refused(topic: str) -> None:
+    """No signal could name its table."""
+    with pytest.raises(ConfigError, match=r"PREFIX\.SCHEMA\.TABLE"):
+        encode_signals([row_request('{"id":7}', topic)])
 
 
 def test_a_topic_that_is_not_there_is_named(

@@ -18,6 +18,7 @@ def test_its_stream_file_is_complete(tmp_path: Path) -> None:
     (tmp_path / "orders.toml").write_text(text)
     stream = stream_files.load_stream("orders", tmp_path).stream
     assert (stream.tier, stream.debezium.before_images) == ("once", "full")
+    assert stream.snapshot_requests == capture.SIGNAL_TOPIC
 
 
 def test_without_postgres_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

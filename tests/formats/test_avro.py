@@ -339,6 +339,49 @@ def test_the_table_machine_takes_avro() -> None:
     assert folded.records == [{"op": "snapshot", **values}]
 
 
+def test_a_field_of_another_type_is_poison_that_names_its_schema() -> None:
+    """At the offset where the new version begins; what keeps its type is folded on."""
+    schemas = MemorySchemas()
+    as_text = record_of({"name": "price", "type": "string"}, name="a.Quote")
+    first = schemas.register(QUOTE_1)
+    second = schemas.register(as_text)
+    folded = fold(
+        Sums,
+        [
+            avro_value(first, QUOTE_1, {"price": 1}),
+            avro_value(second, as_text, {"price": "2"}),
+        ],
+        decoder=lambda: AvroDecoder(schemas),
+    )
+    (finding,) = folded.findings
+    assert (finding.finding, finding.offset) == ("poison", 1)
+    assert finding.cause == "wrong schema: Expected `int`, got `str` - at `$.price` (schema id 2)"
+
+
+def test_a_column_of_another_type_is_poison_that_names_its_schema() -> None:
+    """In Debezium's changes, too."""
+    schemas = MemorySchemas()
+    row = record_of({"name": "id", "type": "long"}, {"name": "day", "type": "string"}, name="R")
+    envelope = record_of(
+        {"name": "op", "type": "string"},
+        {"name": "before", "type": ["null", row]},
+        {"name": "after", "type": ["null", "R"]},
+        name="E",
+    )
+    change_of_text = change("c", {"id": 1, "day": "no day"})
+    message = avro_value(schemas.register(envelope), envelope, change_of_text)
+    folded = fold_table(
+        [message],
+        key=["id"],
+        columns={"id": "int64", "day": "date"},
+        decoder="debezium",
+        schemas=schemas,
+    )
+    (finding,) = folded.findings
+    assert finding.finding == "poison"
+    assert finding.cause.endswith("(schema id 1)")
+
+
 def change(op: str, after: dict[str, Any] | None = None, before: Any = None) -> dict[str, Any]:
     """A change as Connect gives it to its Avro converter."""
     return {"op": op, "after": after, "before": before}

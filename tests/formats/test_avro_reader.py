@@ -132,7 +132,7 @@ def test_a_union_of_records_has_no_branch_below_the_first() -> None:
     decoder = AvroDecoder(schemas)
     assert decoder.to_plain(header + b"\x02\x04") == {"v": 2, "type": "B"}
     (result,) = decoder.to_plain_values([header + b"\x01\x04"])
-    assert result == Poison("wrong schema: branch -1 of a union of 2 types")
+    assert result == Poison("wrong schema: branch -1 of a union of 2 types (schema id 1)")
 
 
 def test_an_array_in_blocks_with_their_sizes_is_read() -> None:

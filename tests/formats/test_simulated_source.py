@@ -13,8 +13,9 @@ from seriatim.engine.findings import Finding
 from seriatim.engine.fold import Fold
 from seriatim.engine.messages import MessageBatch
 from seriatim.engine.offsets import Partition
+from seriatim.engine.records import MAIN_TABLE
 from seriatim.formats.debezium import debezium_decoder
-from seriatim.stream import parse_stream
+from seriatim.stream import Stream, parse_stream
 from seriatim.testing import MemoryStream
 from tests.formats.change_events import base64_decimal
 from tests.formats.simulated_source import COLUMNS, SentMessage, SimulatedSource, Table
@@ -272,3 +273,92 @@ def test_single_faults_are_found_at_the_message_that_contradicts(
             found[kind] += 1
     counts = tuple(found[kind] for kind in ("drop", "swap", "repeat"))
     assert counts == FOUND[session, settings]
+
+
+@pytest.mark.parametrize("session", ["key", "partition"])
+@pytest.mark.parametrize("settings", list(SETTINGS))
+def test_columns_that_are_added_in_the_middle_are_those_of_the_source(
+    session: str, settings: str, full: bool
+) -> None:
+    """A row that changed since has them; of any other they are null. Where a message lacks a value that
+    is not known, that is said: with whole images nothing is ever missing.
+    """
+    for seed in range(25 if full else 3):
+        source = new_source(seed, session, settings)
+        chance = random.Random(seed)
+        source.commit(chance.randrange(10, 60))
+        messages_before = len(source.messages)
+        source.commit(chance.randrange(5, 80))
+        added = ["big"] if chance.random() < 0.5 else ["amount", "big"]
+        columns = {name: kind for name, kind in COLUMNS.items() if name not in added}
+        world = _GrowingStream(session, settings, columns)
+        world.send(source.messages[:messages_before])
+        assert world.run(messages_max=chance.choice([1, 5, 1000])).findings == []
+
+        world.set_columns({**columns, **{name: COLUMNS[name] for name in added}})
+        later_messages = source.messages[messages_before:]
+        world.send(later_messages)
+        outcome = world.run(messages_max=chance.choice([1, 5, 1000]))
+        is_marked = bool(outcome.findings) or outcome.headless > 0
+        has_whole_images = "full" in SETTINGS[settings].values()
+        assert not (has_whole_images and is_marked), (seed, outcome.findings)
+        if is_marked:
+            continue
+        changed_keys = {message.key for message in later_messages if message.value is not None}
+        expected = {}
+        for row_id, row in source.table.items():
+            unknown = [] if f'{{"id":{row_id}}}' in changed_keys else added
+            expected[row_id] = {**row, **dict.fromkeys(unknown)}
+        assert world.source_rows() == expected, seed
+
+
+class _GrowingStream(MemoryStream):
+    """A stream in memory whose stream file gets columns."""
+
+    def __init__(self, session: str, settings: str, columns: dict[str, str]) -> None:
+        self._session = session
+        self._settings = settings
+        self._columns = columns
+        super().__init__(self._parse(), self._machine)
+        self.kafka.create(PARTITION.topic, 1)
+
+    def _parse(self) -> Stream:
+        return parse_stream(
+            "orders",
+            {
+                "topics": "shop.public.orders",
+                "decoder": "debezium",
+                "machine": "table",
+                "session": self._session,
+                "table": {"key": ["id"], "columns": self._columns},
+                "debezium": {**SETTINGS[self._settings], "decimals": "precise"},
+                "output": {"path": "memory"},
+            },
+            "orders.toml",
+        )
+
+    def _machine(self) -> Any:
+        stream = self._parse()
+        return stream.table_machine(decoder=debezium_decoder(stream))
+
+    def set_columns(self, columns: dict[str, str]) -> None:
+        """Give the stream file other columns."""
+        self._columns = columns
+        self.files.columns[MAIN_TABLE] = self._machine().columns
+
+    def send(self, messages: list[SentMessage]) -> None:
+        """Send messages of the source."""
+        for message in messages:
+            self.kafka.produce(PARTITION.topic, message.key, message.value)
+
+    def source_rows(self) -> Table:
+        """All rows of all sessions, as the source has them."""
+        machine = self._machine()
+        rows: Table = {}
+        for saved in self.sessions(PARTITION).values():
+            state = machine.load(saved.state_bytes or b"", saved.state_version)
+            for row in machine.to_plain(state)["rows"]:
+                if row["amount"] is not None:
+                    row["amount"] = base64_decimal(round(float(row["amount"]) * 100))
+                rows[row["id"]] = row
+        return rows

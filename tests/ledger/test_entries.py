@@ -376,7 +376,11 @@ def test_a_certificate_accounts_for_every_offset() -> None:
 def a_runner(machine: str, version: int, *, can_upgrade: bool, shape: str = "key id") -> Runner:
     """A runner of a machine, as far as the ledger looks at one."""
     runner = SimpleNamespace(
-        name=machine, state_version=version, can_upgrade=can_upgrade, shape=shape
+        name=machine,
+        state_version=version,
+        can_upgrade=can_upgrade,
+        shape=shape,
+        older_columns=lambda older_shape: {"op": "string"} if older_shape in shape else None,
     )
     return cast("Runner", runner)
 
@@ -397,9 +401,30 @@ def test_code_that_would_misread_the_state_is_refused() -> None:
         with pytest.raises(ConfigError, match=said) as refused:
             refuse_incompatible_machine(written, a_runner(machine, version, can_upgrade=False))
         assert refused.value.next
+    # With more columns: they are added by a run, and everything else can read what is there.
+    more_columns = a_runner("table", 2, can_upgrade=False, shape="key id; more")
+    refuse_incompatible_machine(written, more_columns, may_have_more=True)
+    with pytest.raises(ConfigError, match="does not have yet") as refused:
+        refuse_incompatible_machine(written, more_columns)
+    assert refused.value.next is not None
+    assert "seriatim run s" in refused.value.next
     other_shape = a_runner("table", 2, can_upgrade=False, shape="key other")
     with pytest.raises(ConfigError, match="misread the state"):
         refuse_incompatible_machine(written, other_shape)
+
+
+def test_what_was_made_with_other_columns_is_not_committed() -> None:
+    """Columns are added once, to those that were there; slices and repairs of before are fenced."""
+    few = replace(ledger(), shape="few")
+    grow = entry("columns", added={"x": "string"}, shape="more", older_shape="few")
+    more = apply_entry(grow, few)
+    assert more.shape == "more"
+    assert grow.unmet_requirements(more) == ["the table has other columns by now"]
+    for kind in ("slice", "repair"):
+        made_before = entry(kind, machine="table", shape="few")
+        assert made_before.unmet_requirements(few) == []
+        assert made_before.unmet_requirements(more) == ["the table has other columns by now"]
+        assert entry(kind, machine="table", shape="more").unmet_requirements(more) == []
 
 
 def test_machine_and_version_are_remembered() -> None:
@@ -460,7 +485,7 @@ FIELDS_BEFORE_TYPES = {
 """All fields of an entry as manifests of formats 2 and 3 have them, whatever its kind."""
 
 
-@pytest.mark.parametrize("kind", ENTRY_TYPES)
+@pytest.mark.parametrize("kind", [kind for kind in ENTRY_TYPES if kind != "columns"])
 def test_entries_of_earlier_formats_are_read(kind: EntryKind) -> None:
     """They had the fields of all kinds. Each type takes its own by the same names, and no others."""
     content = {

@@ -30,7 +30,7 @@ from seriatim.errors import ConfigError
 from seriatim.operations.prove.partition_rules import Evidence
 from seriatim.operations.prove.suite import BrokenCheckError, Expectation, Judgement, Suite
 from seriatim.ports import UnreadableFileError
-from seriatim.storage.parquet import open_parquet
+from seriatim.storage.parquet import open_parquet, with_added_columns
 from seriatim.storage.store import Store
 
 ROWS_AT_ONCE = 250_000
@@ -45,9 +45,16 @@ OFFSET_MAX = np.iinfo(np.int64).max
 class GreatExpectations:
     """Checks the record files of one stream. It can be sent to other processes."""
 
-    def __init__(self, store: Store, rows_at_once: int = ROWS_AT_ONCE) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rows_at_once: int = ROWS_AT_ONCE,
+        addable_fields: Sequence[pa.Field] = (),
+    ) -> None:
+        """`addable_fields` are columns that the table may have got after a file was written."""
         self.store = store
         self.rows_at_once = rows_at_once
+        self.addable_fields = list(addable_fields)
 
     def check_records(
         self,
@@ -121,7 +128,9 @@ class GreatExpectations:
             with open_parquet(self.store, file.path) as parquet:
                 file_columns = parquet.schema_arrow.names
                 # Where a row is can be the name of a folder instead of a column.
-                all_columns = list(dict.fromkeys([*file_columns, *POSITION_COLUMNS]))
+                added_columns = [field.name for field in self.addable_fields]
+                all_columns = [*file_columns, *POSITION_COLUMNS, *added_columns]
+                all_columns = list(dict.fromkeys(all_columns))
                 columns = _columns_to_read(suite, all_columns)
                 columns_in_file = [name for name in columns if name in file_columns]
                 for group in range(parquet.num_row_groups):
@@ -130,6 +139,7 @@ class GreatExpectations:
                     if not is_own_file:
                         table = table.filter(_is_in_partition(table, partition, file.path))
                     if table.num_rows:
+                        table = with_added_columns(table, self.addable_fields)
                         yield _with_partition_columns(table, partition).select(columns)
         except READ_ERRORS as error:
             first_line = str(error).splitlines()[0][:300]

@@ -44,6 +44,7 @@ from seriatim.engine.table import TableMachine
 from seriatim.errors import IntegrityError, raise_broken_promise
 from seriatim.ledger.entries import (
     AcceptEntry,
+    ColumnsEntry,
     CompactEntry,
     Entry,
     HoldEntry,
@@ -71,7 +72,14 @@ REPAIR_ADVICE = (
     "`seriatim repair {stream}` shows how it is made again from Kafka, and does it with --apply;"
     " or restore {file} from a backup"
 )
-UNMOVING_ENTRIES = (HoldEntry, ReleaseEntry, RetireEntry, VerdictEntry, CompactEntry)
+UNMOVING_ENTRIES = (
+    ColumnsEntry,
+    HoldEntry,
+    ReleaseEntry,
+    RetireEntry,
+    VerdictEntry,
+    CompactEntry,
+)
 """Types of entries that do not move a partition."""
 ROW_CHARACTERS_MAX = 400
 """How much of a row a difference shows."""
