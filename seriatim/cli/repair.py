@@ -233,20 +233,20 @@ def backfill(
 
 def _backfill_command(stream: str, run_request: RunRequest, machine: str) -> str:
     """The command of a backfill as a person typed it, without --dry-run."""
-    words = ["seriatim", "backfill", stream]
+    arguments = ["seriatim", "backfill", stream]
     for topic in run_request.topics:
-        words += ["--topic", topic]
+        arguments += ["--topic", topic]
     for partition in run_request.partitions:
-        words += ["--partition", str(partition)]
+        arguments += ["--partition", str(partition)]
     if run_request.start is not None:
-        words += ["--from", run_request.start.text]
+        arguments += ["--from", run_request.start.text]
     if run_request.until is not None:
-        words += ["--until", run_request.until.text]
+        arguments += ["--until", run_request.until.text]
     if machine != MACHINE_CHOICES[0]:
-        words += ["--machine", machine]
+        arguments += ["--machine", machine]
     if run_request.messages_max is not None:
-        words += ["--messages-max", str(run_request.messages_max)]
-    return " ".join(map(shell_quote, words))
+        arguments += ["--messages-max", str(run_request.messages_max)]
+    return " ".join(map(shell_quote, arguments))
 
 
 def _parse_backfill_request(

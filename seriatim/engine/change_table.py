@@ -336,13 +336,13 @@ class ChangeTable(TableMachine):
             # same key of the table.
             if change.op == "c" and rows.deleted_positions.get(key) == position:
                 continue
-            last = rows.last_position(key)
-            if last is not None and _is_not_after(position, last):
-                self._drop_or_refuse_repeat(position, last)
+            previous = rows.last_position(key)
+            if previous is not None and _is_not_after(position, previous):
+                self._drop_or_refuse_repeat(position, previous)
 
-    def _drop_or_refuse_repeat(self, position: Position, last: Position) -> None:
+    def _drop_or_refuse_repeat(self, position: Position, previous: Position) -> None:
         """Raise what takes a repeat out."""
-        cause = f"position {position[0]} in the source's log, after {last[0]} of the same row"
+        cause = f"position {position[0]} in the source's log, after {previous[0]} of the same row"
         if self.refuses_repeats:
             raise PreconditionError(cause)
         raise RepeatError(cause)
@@ -352,12 +352,12 @@ class ChangeTable(TableMachine):
         position = change.position
         removed_keys = []
         for key in rows:
-            last = rows.last_position(key)
-            is_older = position is None or last is None or not _is_not_after(position, last)
+            previous = rows.last_position(key)
+            is_older = position is None or previous is None or not _is_not_after(position, previous)
             if is_older or not rows.is_proven:
                 removed_keys.append(key)
             elif self.refuses_repeats:
-                self._drop_or_refuse_repeat(position, last)  # type: ignore[arg-type]  # not older
+                self._drop_or_refuse_repeat(position, previous)  # type: ignore[arg-type]  # not older
         records = [self._delete_record(rows[key]) for key in removed_keys]
         for key in removed_keys:
             rows.remove(key, position)
@@ -558,6 +558,6 @@ class ChangeTable(TableMachine):
         return key if self._single_key_position is None else key[0]
 
 
-def _is_not_after(position: Position, last: Position) -> bool:
+def _is_not_after(position: Position, previous: Position) -> bool:
     """Whether a change is at or before another one, by its place and by the time of its commit."""
-    return position[0] <= last[0] and position[1] <= last[1]
+    return position[0] <= previous[0] and position[1] <= previous[1]
