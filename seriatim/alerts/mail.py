@@ -240,8 +240,12 @@ def _opening(alert: Alert, context: MailContext) -> str:
     if alert.reminded_incidents:
         clauses.append(f"{len(alert.reminded_incidents)} still open")
     if alert.closed_incidents:
-        pronoun = "them" if len(alert.closed_incidents) > 1 else "it"
-        clauses.append(f"{len(alert.closed_incidents)} over, nothing to do about {pronoun}")
+        count = len(alert.closed_incidents)
+        clause = f"{count_of(count, 'thing')} {'is' if count == 1 else 'are'} over"
+        if not clauses:
+            # Beside other news it would be read as if nothing had to be done about that.
+            clause += f", nothing to do about {'it' if count == 1 else 'them'}"
+        clauses.append(clause)
     return f"Stream {context.stream}: {', '.join(clauses)}."
 
 

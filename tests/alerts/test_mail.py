@@ -143,6 +143,18 @@ def test_a_run_that_died_without_a_word_still_has_a_next_command() -> None:
     assert "\n  next       read the task's log, then: seriatim status orders" in mail.text
 
 
+def test_what_is_over_does_not_make_light_of_what_is_new() -> None:
+    """The words "nothing to do" stand in the first sentence only if there is no other news."""
+    concern = Concern(kind="quarantine", text="1 session in quarantine", next="x")
+    over = Incident(concern=concern, since_seconds=0.0)
+    alone = compose_mail(Alert(closed_incidents=[over]), PLACE, 60.0).text
+    assert alone.startswith("Stream orders: 1 thing is over, nothing to do about it.\n")
+    two = compose_mail(Alert(closed_incidents=[over, over]), PLACE, 60.0).text
+    assert two.startswith("Stream orders: 2 things are over, nothing to do about them.\n")
+    both = compose_mail(Alert(failed_runs=[FAILED], closed_incidents=[over]), PLACE, 60.0).text
+    assert both.startswith("Stream orders: a run failed, 1 thing is over.\n")
+
+
 def test_an_end_asks_for_nothing() -> None:
     """What it was, since when, how long."""
     concern = Concern(kind="halted", location="a/0", text="halted at 3", next="repair it")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from seriatim.alerts.incidents import TASKS_AFTER_FOLD
 from tests.dags.bag import ROOT, ask, write_stream
 from tests.operations.test_run_request import HOSTILE
 from tests.test_stream import RIGHT_SCHEDULES
@@ -77,6 +78,8 @@ def test_its_tasks_follow_each_other(dags: dict[str, Any]) -> None:
         "publish": ["check", "plan"],
         "done": ["check", "fold", "publish"],
     }
+    # A mail says of a run that failed in one of these that it has folded.
+    assert [task for task in tasks if task in TASKS_AFTER_FOLD] == ["check", "publish"]
     assert {task: told[0] for task, told in tasks.items()} == {
         "plan": "all_success",
         "fold": "all_success",

@@ -17,7 +17,7 @@ from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.records import RowImage, RowKeySpec
 from seriatim.ledger.current_rows import PartitionCatchUp
-from seriatim.ports import ScanRequest
+from seriatim.ports import ScanRequest, UnreadableFileError
 from seriatim.storage import record_rows, record_scan
 from seriatim.storage.join import ParquetJoiner
 from seriatim.storage.record_files import record_schema
@@ -234,3 +234,11 @@ def test_check_links_the_records_of_a_key_that_is_zero(tmp_path: Path) -> None:
     assert scanned.unlinked_rows == 0
     assert list(scanned.first_rows) == [RowImage("T", "x", 0.0, None, 0)]
     assert list(scanned.last_rows) == [RowImage("T", "x", 0.0, (0.0,), 1)]
+
+
+def test_a_file_that_is_missing_is_called_so(tmp_path: Path) -> None:
+    """A mail may have this reason, and the words of a library would only say it at length."""
+    with pytest.raises(UnreadableFileError) as missing:
+        RecordScan(LocalStore(tmp_path)).outline("records/a/0/gone.parquet")
+    assert str(missing.value) == "records/a/0/gone.parquet: it is missing"
+    assert missing.value.path == "records/a/0/gone.parquet"
