@@ -19,6 +19,7 @@ from seriatim.fast.parse import (
     UNSURE,
     FieldLayout,
     ParsedMessages,
+    SnapshotRows,
     count_snapshot_rows,
     parse_messages,
     parse_snapshot_rows,
@@ -40,6 +41,7 @@ class ParsedValues(NamedTuple):
     edges: Array
     """Where each value begins and ends in them."""
     messages: ParsedMessages
+    snapshots: SnapshotRows
     rows: ParsedMessages
     """The rows of all snapshots, in the order in which they come."""
 
@@ -55,10 +57,12 @@ def parse_values(values: pa.Array, layout: FieldLayout) -> ParsedValues:
     for i in _non_text_positions(values, data, edges):
         parsed.kinds[i] = UNSURE
     # 2. The rows of those that are snapshots.
-    rows = _empty_messages(count_snapshot_rows(data, parsed), width)
-    long_float_count = parse_snapshot_rows(data, layout, parsed, rows)
+    snapshots = SnapshotRows(*np.empty((3, len(values)), np.int64))
+    row_count = count_snapshot_rows(data, edges, layout, parsed.kinds, snapshots)
+    rows = _empty_messages(row_count, width)
+    long_float_count = parse_snapshot_rows(data, edges, layout, snapshots, rows)
     _parse_long_floats(data, rows, long_float_count)
-    return ParsedValues(data, edges, parsed, rows)
+    return ParsedValues(data, edges, parsed, snapshots, rows)
 
 
 def _bytes_and_edges(values: pa.Array) -> tuple[Array, Array]:
@@ -85,9 +89,6 @@ def _empty_messages(count: int, width: int) -> ParsedMessages:
         floats=cells.view(np.float64),
         sizes=np.full((width, count), MISSING, np.int32),
         long_floats=np.empty((count * width, 4), np.int64),
-        row_spans=np.zeros((2, count), np.int64),
-        first_rows=np.zeros(count, np.int64),
-        row_counts=np.zeros(count, np.int64),
     )
 
 

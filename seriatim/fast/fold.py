@@ -125,16 +125,16 @@ class CompiledFold(Fold):
             for number in compiled_batch.distinct_numbers:
                 table.read(number)
             return
-        batch = self._batch
         columns = compiled_batch.table.columns
-        numbers = compiled_batch.session_numbers[:consumed]
-        counts_for_session = (numbers >= 0) & columns.is_active[numbers]
-        numbers = numbers[counts_for_session]
-        positions = np.flatnonzero(counts_for_session)
-        # Of several messages of a session the last one is written last, and stays.
-        columns.last_offsets[numbers] = batch.start + positions
-        columns.timestamps[numbers] = np.asarray(batch.timestamps)[positions]
-        columns.is_touched[numbers] = True
+        mark_touched_sessions(
+            compiled_batch.session_numbers[:consumed],
+            np.asarray(self._batch.timestamps),
+            self._batch.start,
+            columns.is_active,
+            columns.last_offsets,
+            columns.timestamps,
+            columns.is_touched,
+        )
 
     def _add_begun_sessions(self, compiled_batch: CompiledBatch) -> None:
         """Note and count the snapshots with which compiled code has begun sessions."""
@@ -254,7 +254,8 @@ class CompiledBatch:
         self._values = values
         self.sequences = LazySequences(self)
         self._decoded_by_position: dict[int, Any] = {}
-        self.data, self.edges, self.parsed, self._rows = parse_values(values, runner.field_layout)
+        parsed_values = parse_values(values, runner.field_layout)
+        self.data, self.edges, self.parsed, self._snapshots, self._rows = parsed_values
         self.begin_positions: list[int] = []
         """The positions of snapshots with which compiled code has begun a session, in any order."""
         self._record_count = 0
@@ -276,7 +277,7 @@ class CompiledBatch:
     def unusual_share(self) -> float:
         """The share of messages that were not parsed: between 0 and 1."""
         is_parsed = self.parsed.kinds > SNAPSHOT
-        is_parsed |= (self.parsed.kinds == SNAPSHOT) & (self.parsed.row_counts >= 0)
+        is_parsed |= (self.parsed.kinds == SNAPSHOT) & (self._snapshots.row_counts >= 0)
         return 1.0 - float(np.mean(is_parsed))
 
     def __len__(self) -> int:
@@ -321,6 +322,7 @@ class CompiledBatch:
                 self.runner.arena,
                 self.data,
                 self.parsed,
+                self._snapshots,
                 self._rows,
                 self.session_numbers,
                 self.table.columns,
@@ -348,7 +350,7 @@ class CompiledBatch:
     def _is_refused(self, position: int, number: int) -> bool:
         """Whether a message was parsed, and compiled code did not fold it."""
         is_in_arena = self.table.columns.slots[number] >= 0
-        is_parsed_snapshot = self.parsed.row_counts[position] >= 0
+        is_parsed_snapshot = self._snapshots.row_counts[position] >= 0
         return bool(is_in_arena and (self.parsed.kinds[position] > SNAPSHOT or is_parsed_snapshot))
 
     def columnar_records(self) -> ColumnarRecords | None:
@@ -379,6 +381,25 @@ class LazySequences:
     def __iter__(self) -> Iterator[int | None]:
         for i in range(len(self)):
             yield self[i]
+
+
+@compiled
+def mark_touched_sessions(
+    session_numbers: Array,
+    times: Array,
+    first_offset: int,
+    is_active: Array,
+    last_offsets: Array,
+    timestamps: Array,
+    is_touched: Array,
+) -> None:
+    """Note in the columns of all sessions where each active one was last met."""
+    for message in range(len(session_numbers)):
+        number = session_numbers[message]
+        if number >= 0 and is_active[number]:
+            last_offsets[number] = first_offset + message
+            timestamps[number] = times[message]
+            is_touched[number] = True
 
 
 @compiled

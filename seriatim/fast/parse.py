@@ -79,11 +79,20 @@ class ParsedMessages(NamedTuple):
     sizes: Array
     long_floats: Array
     """Floats of more digits than are exact at once: (message, column, position, size)."""
-    row_spans: Array
-    """Where the value of the rows field begins and ends: two lines; 0 if there is none."""
+
+
+class SnapshotRows(NamedTuple):
+    """Where the rows of each message are, if it is a snapshot.
+
+    They are no part of `ParsedMessages`: compiled functions hand that on by value for every field, and
+    with these arrays parsing would take four times as long.
+    """
+
+    list_begins: Array
+    """The position of the list of rows in the batch's bytes."""
     first_rows: Array
     row_counts: Array
-    """The rows of each snapshot, in the columns of rows; -1: it has none that were understood."""
+    """The rows in the columns of rows; -1: there are none that were understood."""
 
 
 @compiled_inner
@@ -250,10 +259,7 @@ def parse_own_field(
             return -1
         return closing_quote + 1
     if field == ROWS_FIELD:
-        rows_end = skip_value(data, position, end)
-        parsed.row_spans[0, message] = position
-        parsed.row_spans[1, message] = rows_end
-        return rows_end
+        return skip_value(data, position, end)
     if field == BEFORE_FIELD:
         # A before-image is compared by the plain machine. Null says nothing.
         if byte != LETTER_N:
@@ -400,18 +406,51 @@ def count_list_items(data: Array, position: int, end: int) -> int:
     return count
 
 
+@compiled_inner
+def find_rows(data: Array, position: int, end: int, layout: FieldLayout) -> int:
+    """Where the list of rows begins in a message that was understood; -1 if it has none."""
+    position = skip_blanks(data, position, end)
+    has_more_fields = True
+    while has_more_fields:
+        name_begin = skip_blanks(data, position + 1, end) + 1
+        name_end = text_end(data, name_begin, end)
+        if name_end < 0:
+            return -1
+        position = skip_colon(data, name_end + 1, end)
+        if position < 0:
+            return -1
+        if find_field(data, name_begin, name_end, layout, ROWS_FIELD) == ROWS_FIELD:
+            return position
+        position = skip_value(data, position, end)
+        if position < 0:
+            return -1
+        position = skip_blanks(data, position, end)
+        if position >= end:
+            return -1
+        has_more_fields = data[position] == COMMA
+    return -1
+
+
 @compiled
-def count_snapshot_rows(data: Array, parsed: ParsedMessages) -> int:
+def count_snapshot_rows(
+    data: Array,
+    edges: Array,
+    layout: FieldLayout,
+    kinds: Array,
+    snapshots: SnapshotRows,
+) -> int:
     """Give the rows of each snapshot their place in the columns of rows; the number of all rows."""
     total = 0
-    for message in range(len(parsed.kinds)):
+    for message in range(len(kinds)):
         count = -1
-        if parsed.kinds[message] == SNAPSHOT and parsed.row_spans[1, message] > 0:
-            count = count_list_items(
-                data, parsed.row_spans[0, message], parsed.row_spans[1, message]
-            )
-        parsed.first_rows[message] = total
-        parsed.row_counts[message] = count
+        if kinds[message] == SNAPSHOT:
+            end = edges[message + 1]
+            list_begin = find_rows(data, edges[message], end, layout)
+            snapshots.list_begins[message] = list_begin
+            if list_begin >= 0:
+                count = count_list_items(data, list_begin, end)
+        snapshots.first_rows[message] = total
+        snapshots.row_counts[message] = count
         if count > 0:
             total += count
     return total
@@ -478,7 +517,11 @@ def parse_row(
 
 @compiled
 def parse_snapshot_rows(
-    data: Array, layout: FieldLayout, parsed: ParsedMessages, rows: ParsedMessages
+    data: Array,
+    edges: Array,
+    layout: FieldLayout,
+    snapshots: SnapshotRows,
+    rows: ParsedMessages,
 ) -> int:
     """Parse the rows of all snapshots; the number of long floats. A snapshot with a row that was not
     understood has no rows afterwards, so that it is decoded by msgspec.
@@ -486,17 +529,17 @@ def parse_snapshot_rows(
     `rows.sizes` must be MISSING everywhere.
     """
     long_float_count = 0
-    for message in range(len(parsed.kinds)):
-        row_count = parsed.row_counts[message]
+    for message in range(len(edges) - 1):
+        row_count = snapshots.row_counts[message]
         if row_count <= 0:
             continue
         count_before = long_float_count
-        end = parsed.row_spans[1, message]
+        end = edges[message + 1]
         # Behind the bracket that opens the list.
-        position = parsed.row_spans[0, message] + 1
+        position = snapshots.list_begins[message] + 1
         for i in range(row_count):
             position = skip_blanks(data, position, end)
-            row = parsed.first_rows[message] + i
+            row = snapshots.first_rows[message] + i
             position, long_float_count = parse_row(
                 data, position, end, row, layout, rows, long_float_count
             )
@@ -505,6 +548,6 @@ def parse_snapshot_rows(
             # Behind the comma, or behind the bracket that closes the list.
             position = skip_blanks(data, position, end) + 1
         if position < 0:
-            parsed.row_counts[message] = -1
+            snapshots.row_counts[message] = -1
             long_float_count = count_before
     return long_float_count

@@ -15,7 +15,7 @@ import numpy as np
 
 from seriatim.fast.column_kinds import TEXT
 from seriatim.fast.compiled import MISSING, NULL, Array, compiled, compiled_inner, int64, uint64
-from seriatim.fast.parse import INSERT, SNAPSHOT, UPDATE, ParsedMessages
+from seriatim.fast.parse import INSERT, SNAPSHOT, UPDATE, ParsedMessages, SnapshotRows
 
 HEAP_USED, ROWS_USED, FREE, LIVE = 0, 1, 2, 3
 """Positions in `Arena.counters`: bytes of the heap, rows ever used, first free row, rows in use."""
@@ -449,7 +449,7 @@ def insert_snapshot_rows(
     arena: Arena,
     slot: int,
     data: Array,
-    parsed: ParsedMessages,
+    snapshots: SnapshotRows,
     rows: ParsedMessages,
     message: int,
     records: RecordBuffers,
@@ -458,8 +458,8 @@ def insert_snapshot_rows(
     """Insert the rows of a snapshot into an empty slot and write their records; the number of records
     so far. It is -1, and the slot is empty again, if two rows have the same key.
     """
-    first_row = parsed.first_rows[message]
-    for i in range(parsed.row_counts[message]):
+    first_row = snapshots.first_rows[message]
+    for i in range(snapshots.row_counts[message]):
         row_number = first_row + i
         row, key_hash = find_row(arena, slot, data, rows.cells, rows.sizes, row_number)
         if row != NONE:
@@ -478,7 +478,7 @@ def insert_snapshot_rows(
 def begin_session(
     arena: Arena,
     data: Array,
-    parsed: ParsedMessages,
+    snapshots: SnapshotRows,
     rows: ParsedMessages,
     sessions: SessionColumns,
     number: int,
@@ -490,9 +490,9 @@ def begin_session(
     and nothing has changed, if the plain machine must take the snapshot.
     """
     slot = sessions.free_slots[number]
-    if slot < 0 or parsed.row_counts[message] < 0:
+    if slot < 0 or snapshots.row_counts[message] < 0:
         return -1
-    record = insert_snapshot_rows(arena, slot, data, parsed, rows, message, records, record)
+    record = insert_snapshot_rows(arena, slot, data, snapshots, rows, message, records, record)
     if record >= 0:
         sessions.free_slots[number] = NONE
         sessions.slots[number] = slot
@@ -506,6 +506,7 @@ def fold_usual_messages(
     arena: Arena,
     data: Array,
     parsed: ParsedMessages,
+    snapshots: SnapshotRows,
     rows: ParsedMessages,
     session_numbers: Array,
     sessions: SessionColumns,
@@ -530,7 +531,7 @@ def fold_usual_messages(
         sequence = parsed.sequences[message]
         if kind == SNAPSHOT:
             record_after = begin_session(
-                arena, data, parsed, rows, sessions, number, message, records, record
+                arena, data, snapshots, rows, sessions, number, message, records, record
             )
             if record_after < 0:
                 return message, record
