@@ -132,6 +132,9 @@ class RecordStore(TaskRecords, Protocol):
         process did not finish are among them.
         """
 
+    def has_files(self, paths: Iterable[str]) -> bool:
+        """Whether all of these files are there. They are asked for one by one, not listed."""
+
     def delete(self, paths: Iterable[str]) -> list[str]:
         """Delete files; the deleted paths. A file that is gone already is no error."""
 

@@ -130,6 +130,10 @@ class MemoryFiles:
         prefixes = tuple(f"{folder}/{partition}/" for folder in folders)
         return [path for path in self.files if path.startswith(prefixes)]
 
+    def has_files(self, paths: Iterable[str]) -> bool:
+        """Whether all of these files are there."""
+        return all(path in self.files for path in paths)
+
     def delete(self, paths: Iterable[str]) -> list[str]:
         """Delete files. One that is gone already is no error."""
         deleted = sorted(paths)

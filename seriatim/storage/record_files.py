@@ -204,6 +204,10 @@ class ParquetRecords:
             paths += sorted(present)
         return paths
 
+    def has_files(self, paths: Iterable[str]) -> bool:
+        """Whether all of these files are there."""
+        return None not in self.store.sizes(list(paths))
+
     def machine_columns(self, rows: Sequence[Row]) -> list[pa.Array]:
         """The machine's own columns of these records. `UnfitRecordsError` names the records that do
         not fit.

@@ -20,13 +20,17 @@ from seriatim.ledger.commit import read_head
 from seriatim.ledger.entries import StartEntry
 from seriatim.ledger.manifests import Manifest, ManifestFiles
 from seriatim.ledger.model import Account, EntryMark, Ledger
+from seriatim.memory.check import MemoryChecker
 from seriatim.memory.stream import OpenMemoryStream
 from seriatim.operations.status import StreamStatus
+from seriatim.storage.audit import FileAudit
+from seriatim.storage.record_scan import RecordScan
 from seriatim.storage.status_file import StatusFiles
 from seriatim.storage.store import open_store
 from seriatim.stream_files import StreamFile
 from seriatim.web.read import PageReader
 from tests.contracts.disk_streams import DiskStream
+from tests.operations.check_helper import run_check
 from tests.s3_proxy import ProxyProcess, proxy_process
 
 SLICE_REQUESTS_MAX = 95
@@ -143,6 +147,26 @@ def test_a_state_file_that_is_not_merged_yet_is_one_request_more(bucket: _Bucket
     for number in range(12):
         bucket.made.send(f"in-a/{number}", "y", 2)
     assert bucket.count_run() == {"PUT": 31, "GET": 20 + 12, "HEAD": 12, "LIST": 5}
+
+
+def test_a_check_lists_no_files(bucket: _Bucket) -> None:
+    """It reads what is new. Whether the state is there with which it begins is asked by name."""
+    _requests_of_slice(bucket, 12)
+    audit = FileAudit(bucket.made.ledger.store)
+    checker = MemoryChecker(lambda file: list(audit.rows(file.path)))
+
+    def check() -> None:
+        result = run_check(bucket.made, checker=checker, record_scanner=RecordScan(audit.store))
+        assert result.ledger.circuit == "closed"
+
+    check()
+    bucket.send(12, 4)
+    bucket.count_run()
+    bucket.proxy.take_requests()
+    check()
+    listings = {path for method, path in bucket.proxy.take_requests() if method == "LIST"}
+    assert listings
+    assert all("_delta_log" in path for path in listings)
 
 
 def test_requests_grow_slowly_with_partitions(bucket: _Bucket) -> None:

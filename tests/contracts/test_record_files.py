@@ -297,6 +297,16 @@ def test_sweeping_takes_what_begins_so_and_is_not_kept(store: RecordStore) -> No
     ]
 
 
+def test_files_are_asked_for_by_name(store: RecordStore) -> None:
+    """All of them are there, or not all."""
+    one, other = written(store, "0-1-a"), written(store, "0-2-a", P1)
+    assert store.has_files([])
+    assert store.has_files([one.path, other.path])
+    store.delete([other.path])
+    assert not store.has_files([one.path, other.path])
+    assert store.has_files([one.path])
+
+
 @pytest.mark.parametrize("kind", ["local", "memory"])
 def test_what_a_killed_task_did_not_finish_is_listed_and_swept(kind: str, tmp_path: Path) -> None:
     """Under the name that it would have got; a task that is still alive then fails."""

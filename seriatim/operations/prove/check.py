@@ -454,13 +454,13 @@ class CheckAttempt:
         store = self.open_stream.ledger
         topic_id = previous_account.topic_id
         partition_name = str(judged.partition)
-        existing_paths = set(self.open_stream.records.paths(judged.partition))
+        records = self.open_stream.records
         lowest = judged.first_new_offsets[topic_id]
         sequence = self.result.judged_after
         account: Account | None = previous_account
         while sequence > 0 and account is not None and account.topic_id == topic_id:
-            is_complete = all(file.path in existing_paths for file in account.state)
-            if account.frontier <= lowest and is_complete:
+            is_early_enough = account.frontier <= lowest
+            if is_early_enough and records.has_files(file.path for file in account.state):
                 return FoldBase(topic_id, account.frontier, account.state)
             # State from before a repair may be state that the repair took back.
             entry = store.manifest_at(stream, sequence).entry
