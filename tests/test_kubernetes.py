@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,31 @@ def test_a_manifest_fits_the_schema(name: str) -> None:
         if name == "executor.yaml":
             document["metadata"]["name"] = "executor"
         validate.validate(document, "1.34", strict=True)
+
+
+def test_kustomize_builds_it() -> None:
+    """What a cluster would be given: each document fits its schema, and what pods mount is there."""
+    validate = pytest.importorskip("kubernetes_validate")
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("there is no kubectl")
+    command = [kubectl, "kustomize", str(BASE)]
+    built = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    documents = list(yaml.safe_load_all(built))
+    for document in documents:
+        validate.validate(document, "1.34", strict=True)
+        assert document["metadata"].get("namespace", "seriatim") == "seriatim"
+    maps = {
+        document["metadata"]["name"]: set(document["data"])
+        for document in documents
+        if document["kind"] == "ConfigMap"
+    }
+    assert maps == {
+        generator["name"]: set(generator["files"])
+        for generator in KUSTOMIZATION["configMapGenerator"]
+    }
+    volumes = _pods()["driver"]["spec"]["volumes"]
+    assert {volume["configMap"]["name"] for volume in volumes if "configMap" in volume} == set(maps)
 
 
 def test_everything_is_listed() -> None:

@@ -97,6 +97,33 @@ def missing_tools() -> str:
     return ""
 
 
+class SeparateHost:
+    """A host, and what runs on it."""
+
+    def __init__(self, name: str, address: str, link: str, cable_end: str) -> None:
+        self.name = name
+        self.address = address
+        self.link = link
+        """The end of its network cable that is on the bridge."""
+        self.cable_end = cable_end
+        """The other end."""
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def kill(self) -> None:
+        """It loses its power."""
+        assert self.process is not None
+        kill_tree(self.process)
+
+    def cut_cable(self) -> None:
+        """Nothing reaches it any more, and it reaches nobody. Nobody is told."""
+        _ip("link", "set", self.link, "down")
+
+    def lose_packets_to(self, address: str) -> None:
+        """As behind a firewall that drops them: nobody has this hardware address."""
+        nobody = ["lladdr", "02:00:00:00:00:01", "dev", self.cable_end]
+        _ip("-n", self.name, "neigh", "replace", address, *nobody)
+
+
 class SeparateHosts:
     """A master on this host and workers on hosts of their own, until `close`."""
 
@@ -130,24 +157,70 @@ class SeparateHosts:
         self._start("master", command, daemon_environment(self.gateway))
         _wait_for_port(self.gateway, MASTER_PORT)
 
-    def add_worker(self, packages: str, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def add_worker(
+        self, packages: str, environment: Mapping[str, str] | None = None
+    ) -> SeparateHost:
         """Start a worker on a new host. `packages`: shell lines that change its Python packages."""
+        host = self._new_host()
+        worker = spark_class_command(
+            WORKER_CLASS,
+            *["--host", host.address, "--cores", "1", "--memory", "2g", "--webui-port", "0"],
+            *["--work-dir", str(self.folder / host.name / "executors"), self.master],
+        )
+        variables = {**daemon_environment(host.address), **(environment or {})}
+        return self._run_on_host(host, packages, worker, variables)
+
+    def add_connect_server(self, packages: str) -> tuple[SeparateHost, str]:
+        """Start a Spark Connect server on a new host, which is all of its cluster. Returns the host, and the
+        server's address.
+        """
+        host = self._new_host()
+        settings = {
+            "spark.connect.grpc.binding.address": host.address,
+            "spark.connect.grpc.binding.port": str(CONNECT_PORT),
+            "spark.driver.host": host.address,
+            "spark.ui.enabled": "false",
+            "spark.python.daemon.module": "seriatim.spark_daemon",
+        }
+        confs = [part for item in settings.items() for part in ("--conf", "=".join(item))]
+        command = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]", *confs]
+        command += ["--driver-memory", "1g", "--class", CONNECT_CLASS, "spark-internal"]
+        variables = {"SPARK_HOME": str(SPARK_HOME), "PYSPARK_PYTHON": sys.executable}
+        self._run_on_host(host, packages, command, variables)
+        _wait_for_port(host.address, CONNECT_PORT)
+        return host, f"sc://{host.address}:{CONNECT_PORT}"
+
+    def _new_host(self) -> SeparateHost:
+        """A network namespace on the bridge."""
         number = len(self.names) + 1
         name = f"host{number}-{self.number}"
         address = f"10.77.{self.number}.{10 + number}"
         self.names.append(name)
-        own = self.folder / name
-        own.mkdir()
-        near, far = f"v{number}x{self.number}", f"w{number}x{self.number}"
+        (self.folder / name).mkdir()
+        near, far = self._cable(number)
         _ip("netns", "add", name)
         _ip("link", "add", near, "type", "veth", "peer", "name", far, "netns", name)
         _ip("link", "set", near, "master", self.bridge, "up")
         _ip("-n", name, "addr", "add", f"{address}/24", "dev", far)
         _ip("-n", name, "link", "set", far, "up")
         _ip("-n", name, "link", "set", "lo", "up")
+        return SeparateHost(name, address, near, far)
+
+    def _cable(self, number: int) -> tuple[str, str]:
+        """The two ends of a host's network cable: on the bridge, and in the host."""
+        return f"v{number}x{self.number}", f"w{number}x{self.number}"
+
+    def _run_on_host(
+        self,
+        host: SeparateHost,
+        packages: str,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+    ) -> SeparateHost:
+        own = self.folder / host.name
         setup = HOST_SETUP.format(
-            name=name,
-            address=address,
+            name=host.name,
+            address=host.address,
             own=own,
             venv=VENV,
             hidden=" ".join(map(str, self.hidden)),
@@ -157,14 +230,12 @@ class SeparateHosts:
             gateway=self.gateway,
             ports=" ".join(map(str, self.ports)),
         )
-        worker = spark_class_command(
-            WORKER_CLASS,
-            *["--host", address, "--cores", "1", "--memory", "2g", "--webui-port", "0"],
-            *["--work-dir", str(own / "executors"), self.master],
+        command = ["ip", "netns", "exec", host.name, "unshare", "--mount", "--uts"]
+        variables = {"HOME": str(own / "home"), **environment}
+        host.process = self._start(
+            host.name, [*command, "bash", "-c", setup, "setup", *program], variables
         )
-        command = ["ip", "netns", "exec", name, "unshare", "--mount", "--uts"]
-        variables = {**daemon_environment(address), "HOME": str(own / "home"), **environment}
-        return self._start(name, [*command, "bash", "-c", setup, "setup", *worker], variables)
+        return host
 
     def executor_logs(self) -> str:
         """What all executors wrote, for a test that failed."""
@@ -174,8 +245,11 @@ class SeparateHosts:
     def close(self) -> None:
         """End everything, and take the namespaces and the bridge away."""
         for process in reversed(self.processes):
-            kill_host(process)
-        for name in self.names:
+            kill_tree(process)
+        for number, name in enumerate(self.names, 1):
+            # A namespace lives on while the kernel tries to close its connections, and the cable with it.
+            cable = self._cable(number)[0]
+            subprocess.run(["ip", "link", "del", cable], check=False, capture_output=True)
             subprocess.run(["ip", "netns", "del", name], check=False)
         subprocess.run(["ip", "link", "del", self.bridge], check=False, capture_output=True)
 
@@ -196,7 +270,10 @@ class SeparateHosts:
 
 
 MASTER_PORT = 7077
-SITE_PACKAGES = Path(str(files("pyspark"))).parent
+CONNECT_PORT = 15002
+CONNECT_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+SPARK_HOME = Path(str(files("pyspark")))
+SITE_PACKAGES = SPARK_HOME.parent
 
 
 def installed_package() -> str:
@@ -244,7 +321,7 @@ def _wait_for_port(host: str, port: int) -> None:
             return
 
 
-def kill_host(process: subprocess.Popen[bytes]) -> None:
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
     """End a process with all that it has started."""
     try:
         children = psutil.Process(process.pid).children(recursive=True)

@@ -5,6 +5,7 @@ them. And what is said if such a host is not set up as it must be.
 from __future__ import annotations
 
 import re
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ from seriatim.embedded import s3
 from seriatim.embedded.broker import BrokerInfo
 from tests.integration import separate_hosts
 from tests.integration.lab import Lab
-from tests.integration.separate_hosts import SeparateHosts
+from tests.integration.separate_hosts import SeparateHost, SeparateHosts
 
 pytestmark = pytest.mark.full
 
@@ -159,6 +160,26 @@ def _commit_count(lab: Lab) -> int:
     return sum(key.endswith(".json") for key, _ in keys)
 
 
+def _start_and_wait(
+    lab: Lab, hosts: SeparateHosts, messages_max: int = 60_000, **environment: str
+) -> subprocess.Popen[str]:
+    """Start a run on the hosts, and return after its first slice: the next one is being folded then."""
+    run = lab.start(
+        "run",
+        "sums",
+        "--messages-max",
+        str(messages_max),
+        **{"SERIATIM_SPARK_MASTER": hosts.master, **environment},
+    )
+    deadline = time.monotonic() + WAIT_SECONDS_MAX
+    # The first entry begins the stream.
+    while _commit_count(lab) < 2:
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return run
+
+
 def test_two_hosts_without_a_shared_folder(
     lab: Lab, topic: Callable[..., str], hosts: SeparateHosts
 ) -> None:
@@ -169,21 +190,67 @@ def test_two_hosts_without_a_shared_folder(
     _stream(lab, name)
     messages, totals = _messages(name, 300_000)
     lab.send(messages)
-    first = hosts.add_worker(separate_hosts.installed_package(), {})
-    hosts.add_worker(separate_hosts.installed_package(), {})
-    run = lab.start("run", "sums", "--messages-max", "60000", SERIATIM_SPARK_MASTER=hosts.master)
-    deadline = time.monotonic() + WAIT_SECONDS_MAX
-    # The first entry begins the stream, the second is a slice: the next one is being folded then.
-    while _commit_count(lab) < 2:
-        assert run.poll() is None, run.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    separate_hosts.kill_host(first)
+    first = hosts.add_worker(separate_hosts.installed_package())
+    hosts.add_worker(separate_hosts.installed_package())
+    run = _start_and_wait(lab, hosts)
+    first.kill()
+    _assert_ends_right(lab, hosts, run, totals)
+
+
+def _assert_ends_right(
+    lab: Lab, hosts: SeparateHosts, run: subprocess.Popen[str], totals: dict[str, int]
+) -> None:
+    """The run goes on and ends, with the totals of an independent addition and a ledger that holds."""
     commits_then = _commit_count(lab)
     _, errors = run.communicate(timeout=3600)
     assert run.returncode == 0, errors + hosts.executor_logs()
     assert _commit_count(lab) > commits_then
     assert _last_totals(lab) == totals
+    verified = lab.command("verify", "sums")
+    assert verified.returncode == 0, verified.stderr
+
+
+def test_a_host_behind_a_cut_network(
+    lab: Lab, topic: Callable[..., str], hosts: SeparateHosts
+) -> None:
+    """In the middle of a run one of two hosts is cut off, and nobody is told. The other one does its work,
+    and nothing is lost or doubled.
+    """
+    name = topic(PARTITIONS)
+    _stream(lab, name)
+    messages, totals = _messages(name, 180_000)
+    lab.send(messages)
+    first = hosts.add_worker(separate_hosts.installed_package())
+    hosts.add_worker(separate_hosts.installed_package())
+    run = _start_and_wait(lab, hosts)
+    first.cut_cable()
+    _assert_ends_right(lab, hosts, run, totals)
+
+
+def test_a_spark_connect_server_on_another_host(
+    lab: Lab, topic: Callable[..., str], hosts: SeparateHosts
+) -> None:
+    """A warm server folds with the stream's own machine, which is sent to it. A machine that is changed
+    between two runs is sent anew.
+    """
+    name = topic(PARTITIONS)
+    _stream(lab, name)
+    messages, totals = _messages(name, 4_800)
+    lab.send(messages)
+    _, remote = hosts.add_connect_server(separate_hosts.installed_package())
+    run = lab.command("run", "sums", "--messages-max", "2000", SERIATIM_SPARK_REMOTE=remote)
+    assert run.returncode == 0, run.stderr
+    assert "slices are cut here" in run.stderr
+    assert _last_totals(lab) == totals
+    machine = lab.folder / "streams" / "counter.py"
+    machine.write_text(machine.read_text().replace("+ message.amount", "+ 2 * message.amount"))
+    last_sequence = len(messages) // SESSIONS + 1
+    for session in range(SESSIONS):
+        add = {"type": "add", "seq": last_sequence, "amount": 5}
+        lab.send([(name, session % PARTITIONS, f"s{session}", add)])
+    again = lab.command("run", "sums", SERIATIM_SPARK_REMOTE=remote)
+    assert again.returncode == 0, again.stderr
+    assert _last_totals(lab) == {session: total + 10 for session, total in totals.items()}
     verified = lab.command("verify", "sums")
     assert verified.returncode == 0, verified.stderr
 
@@ -242,18 +309,30 @@ def test_the_file_of_kafka_settings_is_missing(
     )
 
 
+@pytest.mark.parametrize("is_silent", [False, True], ids=["refused", "packets lost"])
 def test_executors_that_cannot_reach_the_driver(
-    lab: Lab, topic: Callable[..., str], hosts: SeparateHosts
+    lab: Lab, topic: Callable[..., str], hosts: SeparateHosts, is_silent: bool
 ) -> None:
-    """The driver's address is named, and the setting that changes it."""
+    """The driver's address is named, and the setting that changes it, also where nobody answers at that
+    address. The wait for executors is longer than the test: it is not what ends the run.
+    """
+    address = f"10.77.{hosts.number}.250" if is_silent else "127.0.0.1"
+
+    def on_host(host: SeparateHost) -> None:
+        if is_silent:
+            host.lose_packets_to(address)
+
     _refused(
         lab,
         topic,
         hosts,
         separate_hosts.installed_package(),
-        "cannot reach the driver at 127.0.0.1:",
+        f"cannot reach the driver at {address}:",
         is_worker_named=False,
-        SERIATIM_SPARK_DRIVER_HOST="127.0.0.1",
+        on_host=on_host,
+        SERIATIM_SPARK_DRIVER_HOST=address,
+        SERIATIM_SPARK_DRIVER_BIND_ADDRESS=hosts.gateway,
+        SERIATIM_SPARK_EXECUTOR_WAIT_SECONDS="3600",
     )
 
 
@@ -266,13 +345,16 @@ def _refused(
     *,
     imports: str = "",
     is_worker_named: bool = True,
+    on_host: Callable[[SeparateHost], None] | None = None,
     **environment: str,
 ) -> None:
     """Run a stream on one host, and see it refused."""
     name = topic(1)
     _stream(lab, name, imports)
     lab.send([(name, 0, "s", {"type": "start", "seq": 1})])
-    hosts.add_worker(packages, {})
+    host = hosts.add_worker(packages)
+    if on_host is not None:
+        on_host(host)
     run = _run(lab, hosts, **environment)
     assert run.returncode == 2, run.stderr + hosts.executor_logs()
     assert "ConfigError" in run.stderr, run.stderr
