@@ -242,6 +242,26 @@ def test_who_still_has_fewer_columns_is_refused(disk_stream: DiskStream) -> None
         disk_stream.run()
 
 
+def test_two_runs_that_add_the_same_columns_add_them_once(disk_stream: DiskStream) -> None:
+    """The one that is second goes on with what is there."""
+    disk_stream.set_columns(WIDE)
+    send_wide(disk_stream, "x", "a", **NEW_VALUES)
+    others: list[bool] = []
+
+    def on_point(name: str) -> None:
+        if name == "ledger-read" and not others:
+            others.append(True)
+            disk_stream.run(until={A0: 4})
+
+    arm(on_point)
+    disk_stream.run()
+    arm(None)
+    assert others
+    assert kinds(disk_stream).count("columns") == 1
+    assert publish(disk_stream) == EXPECTED_CURRENT
+    assert verify(disk_stream) == ""
+
+
 @pytest.mark.parametrize(
     "columns",
     [
