@@ -35,6 +35,8 @@ CONNECT_SCHEME = "sc://"
 MASTERS_WITHOUT_ADDRESS = ("local", "yarn")
 Environment = Mapping[str, str]
 """Environment variables by name."""
+SECRET_SETTINGS = ("smtp_password",)
+"""Settings that are in no text for people, and not in seriatim.toml, which others may read."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """For tests: the named point at which this process kills itself, as NAME or NAME:HIT."""
 
     def __repr__(self) -> str:
-        names = [name for name in self.__struct_fields__ if name != "smtp_password"]
+        names = [name for name in self.__struct_fields__ if name not in SECRET_SETTINGS]
         fields = [f"{name}={getattr(self, name)!r}" for name in names]
         return f"Settings({', '.join(fields)})"
 
@@ -109,11 +111,7 @@ def load_settings(environ: dict[str, str] | None = None, folder: Path | None = N
     values.setdefault("home", _default_home(environ))
     values.setdefault("streams", "streams")
     values.setdefault("outbox", f"{values['home']}/outbox")
-    if "smtp_password" in values and not environ.get(_variable_name("smtp_password")):
-        raise ConfigError(
-            "seriatim.toml: smtp_password: a secret in a file that others may read",
-            next="put it into a file of its own (mode 600) and name that as smtp_password_file",
-        )
+    _refuse_secrets_of_file(values, environ)
     try:
         # Not strict: in the environment a number is a text.
         settings = msgspec.convert(values, Settings, strict=False, dec_hook=_decode_path)
@@ -157,6 +155,20 @@ def _refuse_wrong_spark_addresses(settings: Settings) -> None:
         raise ConfigError(
             f"settings: spark_remote: {remote} is no address of a Spark Connect server",
             next=f"such as {CONNECT_SCHEME}HOST:PORT",
+        )
+
+
+def _refuse_secrets_of_file(values: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Refuse a secret that comes from seriatim.toml."""
+    for name in SECRET_SETTINGS:
+        if name not in values or environ.get(_variable_name(name)):
+            continue
+        advice = f"set {_variable_name(name)} in the environment"
+        file_setting = f"{name}_file"
+        if file_setting in Settings.__struct_fields__:
+            advice = f"put it into a file of its own (mode 600) and name that as {file_setting}"
+        raise ConfigError(
+            f"seriatim.toml: {name}: a secret in a file that others may read", next=advice
         )
 
 

@@ -679,10 +679,10 @@ def outbox(stream: str, settings: Settings) -> StoreOutbox:
 
 
 def notifier(settings: Settings) -> Notifier | None:
-    """Sends mails; None if no mail server is set."""
-    from seriatim.alerts.smtp import notifier_from_settings
+    """Sends mails; None if no channel is set."""
+    from seriatim.alerts import channels
 
-    return notifier_from_settings(settings)
+    return channels.notifier(settings)
 
 
 def refuse_machine_for_ledger(file: StreamFile, ledger: Ledger) -> None:

@@ -444,6 +444,11 @@ class FileOutline(Struct, kw_only=True):
     """How many different sessions there are. Their names would take memory for each file."""
     distinct_offsets: int = 0
     """How many different offsets there are."""
+    value_ranges: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """The least and the largest value of each column of `RISING_COLUMN_NAMES`; of `timestamp` in
+    milliseconds since 1970. A column is missing if the file does not have it, or has no value in it,
+    or does not state its range, as a file that another program wrote.
+    """
 
 
 class FileReading(Struct, kw_only=True):

@@ -131,6 +131,21 @@ def test_a_password_is_in_no_text_of_settings() -> None:
     assert "mail:25" in repr(settings)
 
 
+def test_each_secret_setting_is_hidden_and_refused_in_the_shared_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One line in `SECRET_SETTINGS` does both. A secret without a setting for a file belongs into the
+    environment.
+    """
+    monkeypatch.setattr(config, "SECRET_SETTINGS", ("smtp_password", "airflow_url"))
+    environ = {"SERIATIM_AIRFLOW_URL": "https://canary-77"}
+    assert "canary" not in repr(config.load_settings(environ, tmp_path))
+    (tmp_path / "seriatim.toml").write_text('airflow_url = "https://canary-77"\n')
+    with pytest.raises(ConfigError, match="airflow_url: a secret") as refused:
+        config.load_settings({}, tmp_path)
+    assert refused.value.next == "set SERIATIM_AIRFLOW_URL in the environment"
+
+
 @pytest.mark.parametrize("name", ["HOME", "STREAMS", "OUTBOX"])
 def test_the_home_of_nobody_is_refused(name: str, tmp_path: Path) -> None:
     """The setting is named; nobody reads of a RuntimeError."""

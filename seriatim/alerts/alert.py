@@ -55,6 +55,7 @@ from seriatim.stream import Stream
 
 STATE_TRIES_MAX = 20
 """How often other processes may be faster at noting what became of their mails."""
+NO_CHANNEL = "no way to send alerts is set"
 
 
 class Outbox(Protocol):
@@ -101,13 +102,24 @@ class Outbox(Protocol):
 
 
 class Notifier(Protocol):
-    """Sends mails. By SMTP: alerts/smtp.py. Nothing is sent for a stream whose `alerts.to` is empty,
-    so a channel without mail addresses needs one there, too.
+    """Sends mails through one channel. alerts/channels.py lists the channels. Nothing is sent for a
+    stream whose `alerts.to` is empty, so a channel without mail addresses needs one there, too.
     """
 
     def send(self, mail: Mail) -> str:
-        """Send a mail; which of several recipients were refused, as a sentence. After a
-        `PlatformError` the mail is tried again later.
+        """Send a mail; which of several recipients were refused, as a sentence; empty: none.
+
+        Raises `MailRefusedError` if the receiver answered and does not want this mail. The next
+        mail is tried at once, and this one at the next watch, for `REFUSED_MAIL_RETENTION_SECONDS`.
+        Raises `PlatformError` if the receiver could not be reached, let nobody in, or is too busy.
+        Then all mails wait, without a limit. No other error may leave it.
+        """
+        ...
+
+    def check(self) -> str:
+        """Do what comes before a mail, such as connecting and logging in, and send none; returns the
+        receiver's address without secrets. Raises `PlatformError`, whose `next` names the settings
+        to correct.
         """
         ...
 
@@ -242,7 +254,7 @@ def send_waiting_mails(
     result = SendResult(sent_mails=[], waiting_mails=list(mails))
     if notifier is None:
         if mails:
-            result.trouble = "no mail server is set"
+            result.trouble = NO_CHANNEL
         return result
     for mail in mails:
         claim = outbox.claim_mail(mail.id)

@@ -1,7 +1,7 @@
 """SMTP: hands a mail to a mail server. Every failure is a `PlatformError`: the mail stays in the
 outbox and is tried again.
 
-Next: alerts/alert.py keeps mails until they are sent.
+Next: alerts/alert.py keeps mails until they are sent; alerts/channels.py lists the channels.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ TIMEOUT_SECONDS = 15.0
 REFUSED_ERRORS = (smtplib.SMTPRecipientsRefused, smtplib.SMTPDataError)
 SMTP_ERRORS = (smtplib.SMTPException, OSError, ValueError)
 """ValueError: a host name or a password that the library cannot encode."""
+CHECK_ADVICE = "start it, or correct SERIATIM_SMTP and SERIATIM_SMTP_*"
 Tls = Literal["none", "starttls", "tls"]
 
 
@@ -132,10 +133,12 @@ class SmtpNotifier:
             with self._connect() as connection:
                 code, answer = connection.noop()
         except SMTP_ERRORS as error:
-            raise PlatformError(f"{address} takes no mail: {_describe_error(error)}") from None
+            reason = f"{address} takes no mail: {_describe_error(error)}"
+            raise PlatformError(reason, next=CHECK_ADVICE) from None
         if code >= 400:
-            reason = answer.decode(errors="replace")
-            raise PlatformError(f"{address} takes no mail: {code} {reason}"[:300])
+            answer_text = answer.decode(errors="replace")
+            reason = f"{address} takes no mail: {code} {answer_text}"[:300]
+            raise PlatformError(reason, next=CHECK_ADVICE)
         return address
 
     def _server_name(self) -> str:

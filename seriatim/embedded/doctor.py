@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from seriatim import config, stream_files
-from seriatim.alerts.smtp import notifier_from_settings
+from seriatim.alerts import channels
 from seriatim.config import Settings
 from seriatim.embedded import broker, jars, java
 from seriatim.errors import ConfigError, PlatformError, SeriatimError
@@ -259,19 +259,12 @@ def _require_writable(folder: Path, fix: str) -> None:
         raise ConfigError(f"{folder} is not writable: {error.strerror}", next=fix) from None
 
 
-def _check_smtp(settings: Settings) -> str:
-    """The mail server must let us in the way a mail is sent: with the same port, TLS and login."""
-    notifier = notifier_from_settings(settings)
+def _check_alerts(settings: Settings) -> str:
+    """The channel of alerts must let us in the way a mail is sent, as with the same port and login."""
+    notifier = channels.notifier(settings)
     if notifier is None:
-        raise NotConfiguredError(
-            "no mail server configured: alerts are not mailed", "set SERIATIM_SMTP=HOST:PORT"
-        )
-    try:
-        return notifier.check()
-    except PlatformError as error:
-        raise PlatformError(
-            error.message, next="start it, or correct SERIATIM_SMTP and SERIATIM_SMTP_*"
-        ) from None
+        raise NotConfiguredError(channels.NOT_SET_TEXT, channels.NOT_SET_ADVICE)
+    return notifier.check()
 
 
 CHECKS: dict[str, Callable[[Settings], str]] = {
@@ -285,7 +278,7 @@ CHECKS: dict[str, Callable[[Settings], str]] = {
     "Kafka": _check_kafka,
     "Spark": _check_spark,
     "outputs": _check_outputs,
-    "mail": _check_smtp,
+    "mail": _check_alerts,
 }
 
 
@@ -295,7 +288,7 @@ ACTIVITIES = {
     "Kafka": "asking Kafka for its topics",
     "Spark": "starting Spark, which takes some seconds",
     "outputs": "writing and deleting a file in each output folder",
-    "mail": "asking the mail server whether it is there",
+    "mail": "trying the way in which alerts are sent, without sending one",
 }
 """What the checks do that take time."""
 

@@ -63,6 +63,11 @@ class StoredSession(Struct, kw_only=True, array_like=True, tag=PACKED_VERSION):
     last_offset: int = -1
     snapshot_offset: int = -1
     timestamp: int = 0
+    """The time of the last message that met the session, in most cases the one at `last_offset`. During
+    a batch both are those of an earlier batch: `Fold._mark_touched` sets them at its end. Only a
+    message that waits in a window, that ends or quarantines its session, or that finds it in doubt
+    after a loss sets its time at once.
+    """
     finding: str | None = None
     """Set while the session is in quarantine."""
     finding_offset: int = -1

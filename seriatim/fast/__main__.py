@@ -14,39 +14,24 @@ import pyarrow as pa
 from seriatim.fast import ready
 
 
-class _SampleMessageBatch:
-    """A batch of messages made here, without a file or a broker."""
-
-    def __init__(self, keys: list[bytes], values: list[bytes]) -> None:
-        self.record_batch = pa.RecordBatch.from_pydict(
-            {"key": pa.array(keys), "value": pa.array(values)}
-        )
-        self.start = 0
-        self.values = values
-        self.keys = keys
-        self.timestamps = np.zeros(len(keys), np.int64)
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def invalid_timestamp_positions(self) -> list[int]:
-        """None: all messages have the same valid time."""
-        return []
-
-
 def compile_all() -> None:
     """Call every compiled function with the types that tasks call it with."""
     from seriatim.engine.fold import Fold
     from seriatim.engine.offsets import Partition
     from seriatim.fast.fold import CompiledFold
     from seriatim.fast.table import CompiledTable
+    from seriatim.storage.arrow import ArrowMessageBatch
 
     columns = {"id": "string", "n": "int64", "x": "float64", "ok": "bool"}
     runner = CompiledTable(key=["id"], columns=columns, sequence="seq")
     fold: Fold = CompiledFold(Partition("t", 0), runner, "strict", "quarantine", lambda _: {})
     values = list(_sample_messages())
-    batch = _SampleMessageBatch([b"s"] * len(values), values)
-    fold.fold_batch(batch)  # type: ignore[arg-type]  # it has what the fold reads of a batch
+    message_columns = {
+        "timestamp": pa.array([0] * len(values), pa.timestamp("us", "UTC")),
+        "key": pa.array([b"s"] * len(values)),
+        "value": pa.array(values),
+    }
+    fold.fold_batch(ArrowMessageBatch(pa.RecordBatch.from_pydict(message_columns), 0))
     (session,) = fold.touched_sessions().values()
     runner.repack_heap(always=True)
     runner.load_sessions([session.state_bytes or b""])

@@ -13,7 +13,7 @@ from typing import Any
 
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.records import Record, RowImage, RowKeySpec, same_rows
+from seriatim.engine.records import RISING_COLUMN_NAMES, Record, RowImage, RowKeySpec, same_rows
 from seriatim.errors import IntegrityError
 from seriatim.operations.prove.partition_rules import Evidence
 from seriatim.operations.prove.suite import BrokenCheckError, Expectation, Judgement, Suite
@@ -86,6 +86,10 @@ def _outline_rows(rows: Sequence[Record]) -> FileOutline:
         own_offsets = [row["offset"] for row in rows if row["topic_id"] == topic_id]
         outline.offsets_by_topic_id[topic_id] = (min(own_offsets), max(own_offsets))
     outline.partitions = {row["partition"] for row in rows}
+    for name in RISING_COLUMN_NAMES:
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if values:
+            outline.value_ranges[name] = (min(values), max(values))
     outline.session_count = len({row["session"] for row in rows})
     return outline
 

@@ -46,3 +46,8 @@ class MemoryNotifier(Struct):
             raise PlatformError("the mail server is down")
         self.mails.append(mail)
         return ""
+
+    def check(self) -> str:
+        if self.is_down:
+            raise PlatformError("the mail server is down", next="set `is_down` to False")
+        return "memory"

@@ -15,7 +15,6 @@ import pyarrow as pa
 import xxhash
 
 from seriatim.engine.messages import (
-    TIMESTAMP_RANGE_MS,
     Header,
     KeysOrValues,
     MessageBatch,
@@ -59,12 +58,11 @@ class ArrowMessageBatch(MessageBatch):
         steps = np.diff(self.microseconds)
         return bool((steps >= 0).all())
 
-    def invalid_timestamp_positions(self) -> list[int]:
-        """The positions of messages whose timestamp is outside of the calendar."""
-        lowest, highest = TIMESTAMP_RANGE_MS
-        if lowest <= np.min(self.timestamps) and np.max(self.timestamps) <= highest:
-            return []
-        return super().invalid_timestamp_positions()
+    def time_range(self) -> tuple[int, int] | None:
+        """The earliest and the latest timestamp; None if there are no messages."""
+        if not len(self):
+            return None
+        return int(np.min(self.timestamps)), int(np.max(self.timestamps))
 
     @cached_property
     def timestamps(self) -> Sequence[int]:  # type: ignore[override]

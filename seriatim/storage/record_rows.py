@@ -26,7 +26,12 @@ from msgspec import Struct
 
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
-from seriatim.engine.records import LAST_RECORD_COLUMNS, RowImage, RowKeySpec
+from seriatim.engine.records import (
+    LAST_RECORD_COLUMNS,
+    RISING_COLUMN_NAMES,
+    RowImage,
+    RowKeySpec,
+)
 from seriatim.engine.session import Row
 from seriatim.errors import DamagedFileError, ensure
 from seriatim.ledger.current_rows import PartitionCatchUp
@@ -42,6 +47,8 @@ RowNumbers = Any
 INDEX_MAX = np.iinfo(np.int32).max
 
 
+UNITS_PER_MS = {"ms": 1, "us": 1_000, "ns": 1_000_000}
+"""How many units of a column of timestamps are a millisecond. Parquet has no seconds."""
 BEFORE_FIRST_RECORD = (-1, INDEX_MAX)
 """Offset and index before every valid one. A record without an offset counts as offset -1, and is
 out of order.
@@ -285,16 +292,23 @@ def read_row_groups(
     Columns that the file does not have are left out, and row groups that end before `first_offset`.
     """
     with open_parquet(store, path) as parquet:
-        read_columns = None
-        if columns is not None:
-            file_columns = set(parquet.schema_arrow.names)
-            read_columns = [name for name in dict.fromkeys(columns) if name in file_columns]
-        for group in range(parquet.num_row_groups):
-            if parquet.metadata.row_group(group).num_rows == 0:
-                continue
-            if first_offset >= 0 and _highest_offset(parquet, group) < first_offset:
-                continue
-            yield parquet.read_row_group(group, read_columns)
+        yield from row_groups_of(parquet, columns, first_offset)
+
+
+def row_groups_of(
+    parquet: pq.ParquetFile, columns: Sequence[str] | None = None, first_offset: int = -1
+) -> Iterator[pa.Table]:
+    """The same of a file that is open."""
+    read_columns = None
+    if columns is not None:
+        file_columns = set(parquet.schema_arrow.names)
+        read_columns = [name for name in dict.fromkeys(columns) if name in file_columns]
+    for group in range(parquet.num_row_groups):
+        if parquet.metadata.row_group(group).num_rows == 0:
+            continue
+        if first_offset >= 0 and _highest_offset(parquet, group) < first_offset:
+            continue
+        yield parquet.read_row_group(group, read_columns)
 
 
 def _highest_offset(parquet: pq.ParquetFile, group: int) -> int:
@@ -308,6 +322,54 @@ def _highest_offset(parquet: pq.ParquetFile, group: int) -> int:
         if statistics is not None and statistics.has_min_max:
             return int(statistics.max)
     return 2**63
+
+
+def value_ranges(parquet: pq.ParquetFile) -> dict[str, tuple[int, int]]:
+    """The least and the largest value of each rising column, as `FileOutline.value_ranges` has them.
+
+    They are taken from the statistics of the file, so no column is read for them.
+    """
+    ranges: dict[str, tuple[int, int]] = {}
+    # A nested column of a machine is several columns of Parquet. So their numbers are not those of
+    # the Arrow schema.
+    for number in range(len(parquet.schema)):
+        name = parquet.schema.column(number).path
+        if name not in RISING_COLUMN_NAMES:
+            continue
+        column_range = _column_range(parquet, number)
+        if column_range is None:
+            continue
+        least, largest = column_range
+        column_type = parquet.schema_arrow.field(name).type
+        if pa.types.is_timestamp(column_type):
+            units_per_ms = UNITS_PER_MS[column_type.unit]
+            least //= units_per_ms
+            largest //= units_per_ms
+        ranges[name] = (least, largest)
+    return ranges
+
+
+def _column_range(parquet: pq.ParquetFile, number: int) -> tuple[int, int] | None:
+    """The least and the largest number of a column; None if it has none, or a row group does not
+    state its own.
+    """
+    least: int | None = None
+    largest: int | None = None
+    for group in range(parquet.num_row_groups):
+        chunk = parquet.metadata.row_group(group).column(number)
+        statistics = chunk.statistics
+        if statistics is None:
+            return None
+        if statistics.has_null_count and statistics.null_count == chunk.num_values:
+            continue
+        if not statistics.has_min_max:
+            return None
+        group_least, group_largest = int(statistics.min_raw), int(statistics.max_raw)
+        least = group_least if least is None else min(least, group_least)
+        largest = group_largest if largest is None else max(largest, group_largest)
+    if least is None or largest is None:
+        return None
+    return least, largest
 
 
 class RowMerger:

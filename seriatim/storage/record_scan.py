@@ -21,7 +21,7 @@ from seriatim.engine.files import File
 from seriatim.engine.records import POSITION_COLUMNS, ROW_IMAGE_COLUMNS, RowImage, RowKeySpec
 from seriatim.engine.session import Row
 from seriatim.ports import FileOutline, ScannedRecords, ScanRequest, UnreadableFileError
-from seriatim.storage.parquet import first_line, with_added_columns
+from seriatim.storage.parquet import first_line, open_parquet, with_added_columns
 from seriatim.storage.record_rows import (
     RecordGroups,
     RecordOrderScan,
@@ -30,9 +30,10 @@ from seriatim.storage.record_rows import (
     deleted_mask,
     distinct_values_and_codes,
     images_of_rows,
-    read_row_groups,
+    row_groups_of,
     row_images,
     row_tuples,
+    value_ranges,
     whole_numbers,
 )
 from seriatim.storage.store import Store
@@ -42,6 +43,7 @@ READ_ERRORS = (OSError, pa.ArrowException, KeyError, ValueError)
 WAITING_RECORDS_MAX = 500_000
 """Records in memory that wait to be linked and reduced together."""
 OUTLINE_COLUMNS = (*POSITION_COLUMNS, "session", "source_offset")
+"""What outlines read. Files of quarantined messages, and older files, do not have all of them."""
 
 
 class RecordScan:
@@ -60,7 +62,7 @@ class RecordScan:
             columns += row_scan.columns
         for file in files:
             outline = _OutlineScan()
-            for table in self._row_groups(file.path, columns):
+            for table in self._row_groups(file.path, columns, outline.outline):
                 if request.with_outlines:
                     outline.add(table)
                 row_numbers = _new_row_numbers(table, request)
@@ -76,13 +78,18 @@ class RecordScan:
     def outline(self, path: str) -> FileOutline:
         """What a file of records or quarantined messages contains. Every page of it is read."""
         outline = _OutlineScan()
-        for table in self._row_groups(path, None):
+        for table in self._row_groups(path, None, outline.outline):
             outline.add(table)
         return outline.outline
 
-    def _row_groups(self, path: str, columns: Sequence[str] | None) -> Iterator[pa.Table]:
+    def _row_groups(
+        self, path: str, columns: Sequence[str] | None, outline: FileOutline
+    ) -> Iterator[pa.Table]:
+        """The row groups of a file. What the file states of itself goes into its outline."""
         try:
-            yield from read_row_groups(self.store, path, columns)
+            with open_parquet(self.store, path) as parquet:
+                outline.value_ranges = value_ranges(parquet)
+                yield from row_groups_of(parquet, columns)
         except FileNotFoundError:
             raise UnreadableFileError(path, "it is missing") from None
         except READ_ERRORS as error:

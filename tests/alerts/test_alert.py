@@ -233,7 +233,7 @@ def test_without_a_mail_server_mails_wait(hurt: Watcher) -> None:
         hurt.outbox,
         None,
     )
-    assert (len(told.waiting_mails), told.trouble) == (1, "no mail server is set")
+    assert (len(told.waiting_mails), told.trouble) == (1, "no way to send alerts is set")
     nobody = StoreOutbox(MemoryStore(), made.clock, "s", "/streams")
     told = send_alerts(
         replace(PLACE, to=()),

@@ -235,6 +235,44 @@ def test_old_records_and_other_sessions_are_left_out(looking: Any) -> None:
     assert len(names) == len(set(names)) == 21
 
 
+def test_outlines_state_the_ranges_of_rising_columns(tmp_path: Path) -> None:
+    """Over all row groups, with times in milliseconds, for the fake and the real scan, in a file that
+    is scanned or outlined. A column without values has no range; a nested column shifts nothing.
+    """
+    schema = pa.schema(
+        [
+            *(SCHEMA.field(name) for name in ("topic", "topic_id", "partition", "offset", "index")),
+            ("source_offset", pa.int64()),
+            ("tags", pa.struct([("a", pa.int64()), ("b", pa.int64())])),
+            ("timestamp", pa.timestamp("us", "UTC")),
+            ("session", pa.string()),
+            ("sequence", pa.int64()),
+        ]
+    )
+    times_ms = [5_000, None, -1, 7_001, 6_000]
+    sequences = [3, None, None, 4, -8]
+    rows: list[dict[str, Any]] = []
+    for number, (time_ms, sequence) in enumerate(zip(times_ms, sequences, strict=True)):
+        position = {name: row(number)[name] for name in schema.names[:5]}
+        rows.append({**position, "timestamp": time_ms, "session": "x", "sequence": sequence})
+    stored_rows = [
+        {**values, "timestamp": time_ms if time_ms is None else time_ms * 1000, "tags": {"a": 99}}
+        for values, time_ms in zip(rows, times_ms, strict=True)
+    ]
+    path = tmp_path / FILE.path
+    path.parent.mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(stored_rows, schema=schema), path, row_group_size=2)
+    expected = {"offset": (0, 4), "timestamp": (-1, 7_001), "sequence": (-8, 4)}
+    real_scan = RecordScan(LocalStore(tmp_path))
+    for scan in (MemorySight(lambda _: rows), real_scan):
+        assert scan.scan([FILE], ScanRequest()).outlines[0].value_ranges == expected
+    assert real_scan.outline(FILE.path).value_ranges == expected
+    # A range is stated for all rows or not at all.
+    table = pq.read_table(path)
+    pq.write_table(table, path, row_group_size=2, write_statistics=["offset"])
+    assert real_scan.outline(FILE.path).value_ranges == {"offset": (0, 4)}
+
+
 def test_composite_keys_are_kept_apart(looking: Any) -> None:
     """(a, 1) and (a, 2) are two rows."""
     sight, _ = looking([row(0, v=1), row(1, v=2), row(2, v=1)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seriatim.engine.messages import MessageBatch, session_name_of_key
+from seriatim.engine.messages import TIMESTAMP_RANGE_MS, MessageBatch, session_name_of_key
 from seriatim.errors import BrokenPromiseError
 
 
@@ -36,3 +36,21 @@ def test_columns_of_different_length_are_no_stretch() -> None:
     """A value without its key would shift every later one."""
     with pytest.raises(BrokenPromiseError, match="different length"):
         MessageBatch(0, [1], [b"k", b"l"], [b"v"])
+
+
+def test_the_range_of_times_is_that_of_all_messages() -> None:
+    """The earliest and the latest, in whatever order they come; none without messages."""
+    assert MessageBatch(7, [5, -3, 9], [None] * 3, [None] * 3).time_range() == (-3, 9)
+    assert MessageBatch(7, [], [], []).time_range() is None
+
+
+def test_only_times_outside_of_the_calendar_are_invalid() -> None:
+    """The first and the last moment of the calendar are valid."""
+    first_ms, last_ms = TIMESTAMP_RANGE_MS
+    times = [first_ms, first_ms - 1, 0, last_ms + 1, last_ms]
+    batch = MessageBatch(7, times, [None] * 5, [None] * 5)
+    assert batch.invalid_timestamp_positions() == [1, 3]
+    assert (
+        MessageBatch(7, [first_ms, last_ms], [None] * 2, [None] * 2).invalid_timestamp_positions()
+        == []
+    )

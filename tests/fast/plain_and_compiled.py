@@ -213,6 +213,8 @@ class OddProducer:
 
     def send(self) -> Sent:
         """The next message of some session."""
+        # Whoever adds a choice here takes a `random.Random` of its own for it: one more draw from
+        # this one would change the world of every seed.
         self.time += self.chance.choice((0, 1, 1000, -5))
         name = self.chance.choice(self.names)
         value = self._odd_value(name) if self.chance.random() < self.oddness else self._value(name)

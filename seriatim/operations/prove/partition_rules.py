@@ -41,7 +41,7 @@ from seriatim.engine.records import (
 )
 from seriatim.engine.session import Row, Session
 from seriatim.engine.table import TableMachine
-from seriatim.errors import IntegrityError, raise_broken_promise
+from seriatim.errors import IntegrityError, ensure, raise_broken_promise
 from seriatim.ledger.entries import (
     AcceptEntry,
     ColumnsEntry,
@@ -71,6 +71,9 @@ RESTORE_ADVICE = (
 REPAIR_ADVICE = (
     "`seriatim repair {stream}` shows how it is made again from Kafka, and does it with --apply;"
     " or restore {file} from a backup"
+)
+WRITTEN_WRONG_ADVICE = (
+    "keep this file and report this as a bug: its digest is right, so it was written like this"
 )
 UNMOVING_ENTRIES = (
     ColumnsEntry,
@@ -572,11 +575,8 @@ def check_content(committed_file: CommittedFile, outline: FileOutline) -> Iterat
         *_check_offsets(committed_file, outline),
         *_check_topic_ids(committed_file, outline),
     ):
-        yield replace(
-            difference,
-            next="keep this file and report this as a bug: its digest is right, so it was written"
-            " like this",
-        )
+        # A rule may know better what to do.
+        yield replace(difference, next=difference.next or WRITTEN_WRONG_ADVICE)
     if committed_file.file.path.startswith("records"):
         yield from _check_certified_counts(committed_file, outline)
 
@@ -998,9 +998,15 @@ class _PartitionReading:
         return self.proof
 
     def _add_differences(self, differences: Iterable[Difference]) -> None:
+        tallies = {"counted": self.counted, "unique": self.unique}
         for difference in differences:
-            tally = self.counted if difference.promise == "counted" else self.unique
-            tally.add(difference)
+            ensure(
+                difference.promise in tallies,
+                "what breaks a rule about files is counted or unique",
+                description=difference.description,
+                found=difference.promise,
+            )
+            tallies[difference.promise].add(difference)
 
     def _count_sessions(self) -> None:
         """All sessions of the state; as many are in quarantine as the ledger says."""

@@ -15,13 +15,17 @@ from msgspec.structs import replace
 from seriatim.engine.files import Certificate, File
 from seriatim.engine.offsets import Partition
 from seriatim.engine.session import Counts, Session
+from seriatim.errors import BrokenPromiseError
 from seriatim.ledger.entries import ENTRY_TYPES, apply_entry
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Account, Change, Halt, Ledger
+from seriatim.operations.prove import partition_rules
 from seriatim.operations.prove.partition_rules import (
+    WRITTEN_WRONG_ADVICE,
     CommittedFile,
     PartitionClaims,
     _PartitionReading,
+    check_content,
     check_overlaps,
 )
 from seriatim.operations.prove.stream_rules import (
@@ -234,6 +238,31 @@ def test_entries_follow_each_other_whatever_others_commit_between() -> None:
         ([commit(0, 0, "", read_error="no JSON")], "cannot be read"),
     ]:
         assert what in next(check_chain(broken)).description
+
+
+def test_a_rule_about_files_may_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it says nothing, the file was written wrong, which is a bug."""
+    outline = FileOutline(rows=3, first_offset=5, last_offset=9, early_offset=7)
+    committed_file = CommittedFile(FILE, 4, change())
+    (difference,) = check_content(committed_file, outline)
+    assert difference.next == WRITTEN_WRONG_ADVICE
+    knowing = committed_file.difference("it is late", "unique", advice="look at the clock")
+    monkeypatch.setattr(partition_rules, "_check_rows", lambda *_: [knowing])
+    assert list(check_content(committed_file, outline)) == [knowing]
+
+
+def test_a_rule_about_files_names_its_promise() -> None:
+    """One without a promise, or with one that files do not prove, would count as another promise."""
+    prover: Any = SimpleNamespace(row_reader=None)
+    account = BEFORE.partitions[str(P)]
+    reading = _PartitionReading(prover, PartitionClaims(partition=P, account=account))
+    committed_file = CommittedFile(FILE, 4, change())
+    reading._add_differences([committed_file.difference("too many", "counted")])
+    assert (reading.counted.evidence.broken_count, reading.unique.evidence.broken_count) == (1, 0)
+    for promise in ("", "folded"):
+        nameless = committed_file.difference("no promise", cast("Any", promise))
+        with pytest.raises(BrokenPromiseError, match="counted or unique"):
+            reading._add_differences([nameless])
 
 
 def test_a_witness_has_seen_an_entry_of_the_ledger() -> None:
