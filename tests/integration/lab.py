@@ -28,6 +28,7 @@ from seriatim import config, context, stream_files
 from seriatim.embedded.broker import BrokerInfo
 from seriatim.engine.offsets import Partition
 from seriatim.ledger.commit import read_head
+from seriatim.ledger.gaps import quarantine_files
 from seriatim.ledger.manifests import Manifest
 from seriatim.ledger.model import Ledger
 from seriatim.operations.run import FoldRun, RunOutcome
@@ -183,13 +184,16 @@ class Lab:
         options = store.delta_options()
         return DeltaTable(f"{store.url}/{folder}", version=version, storage_options=options)
 
-    def rows(self, name: str, folder: str) -> list[dict[str, Any]]:
-        """The rows of all Parquet files below a folder of the output, file by file."""
+    def quarantined_rows(self, name: str) -> list[dict[str, Any]]:
+        """The quarantined messages of all entries, file by file. In a bucket there may also be files of
+        a first try, which no entry names.
+        """
         store = self.store(name)
         rows: list[dict[str, Any]] = []
-        for key, _ in store.keys(f"{folder}/"):
-            if key.endswith(".parquet"):
-                rows += pq.read_table(pa.BufferReader(store.read(key))).to_pylist()
+        for sequence in range(1, self.ledger(name).sequence + 1):
+            for quarantined in quarantine_files(self.manifest(name, sequence).entry):
+                content = store.read(quarantined.file.path)
+                rows += pq.read_table(pa.BufferReader(content)).to_pylist()
         return rows
 
     def delete(self, name: str, key: str) -> None:

@@ -61,7 +61,7 @@ def test_poison_sets_its_session_aside(lab: Lab, corpus: tuple[str, dict[str, in
     assert sessions[name, "good"]["state"]["rows"] == [{"id": "a", "price": 10.0, "size": 0}]
     assert all(sessions[name, f"s{i}"]["finding"] == "poison" for i in range(1, 12))
     assert all(len(sessions[name, f"s{i}"]["state"]["rows"]) == 2 for i in range(1, 12))
-    kept = lab.rows(stream, "kept")
+    kept = lab.quarantined_rows(stream)
     assert len(kept) == 22
     assert {row["offset"]: row["value"] for row in kept}[offsets["bad UTF-8"]] == POISON[
         "bad UTF-8"
@@ -195,7 +195,7 @@ def test_a_machine_that_raises_hurts_its_session_alone(lab: Lab, topic: Callable
         "snapshot_offset": 2401,
     }
     assert sessions[name, "fine"]["finding"] == "raised"
-    kept = lab.rows(stream, "kept")
+    kept = lab.quarantined_rows(stream)
     assert len(kept) == 401
 
 

@@ -18,19 +18,7 @@ SUITES = (
     "tests/contracts/test_ledger_in_bucket.py",
     "tests/contracts/test_life_in_bucket.py",
 )
-SUITES_OF_A_DISK = (
-    "slices",
-    "kills",
-    "two_runs",
-    "findings",
-    "tiers",
-    "topic_life",
-    "repair",
-    "check",
-    "outputs",
-    "inspect",
-    "verify",
-)
+SUITES_OF_A_DISK = ("two_runs", "repair", "check", "outputs", "findings")
 
 
 def _run_pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -55,8 +43,8 @@ def test_another_server_keeps_what_we_rely_on(server: str) -> None:
 
 @pytest.mark.full
 def test_suites_of_a_disk_hold_in_a_bucket() -> None:
-    """Slices, kills, races, findings, lives of topics, repair, check, publish and looking back, each as
-    `make test` runs it, with the output in a bucket.
+    """Races, a zombie, repair, check, publish and findings, as `make test` runs them, with the output in
+    a bucket.
     """
     suites = [f"tests/integration/test_{name}.py" for name in SUITES_OF_A_DISK]
     ended = _run_pytest("--store", "s3", *suites)
