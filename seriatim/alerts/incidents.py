@@ -633,7 +633,8 @@ def _is_nothing_folded(open_incidents: dict[str, Incident], observation: Observa
     unrecovered, _ = _split_failed_runs(observation)
     for failed_run in unrecovered:
         if _incident_key(failed_run) == RUN and RUN in open_incidents:
-            has_folded = failed_run.task in TASKS_AFTER_FOLD
+            is_after_fold = failed_run.task in TASKS_AFTER_FOLD
+            has_folded = is_after_fold or is_caused_by_findings(failed_run)
             open_incidents[RUN] = replace(open_incidents[RUN], has_folded=has_folded)
     run_incident = open_incidents.get(RUN)
     is_fold_failing = run_incident is not None and not run_incident.has_folded

@@ -203,6 +203,16 @@ def test_a_run_that_fails_after_its_fold_has_folded() -> None:
     assert post.look(HALTED, BLIND, after=60).is_nothing_folded
 
 
+def test_a_run_that_fails_by_findings_alone_has_folded() -> None:
+    """Also if the runs before it failed for another reason, and their incident is still open."""
+    post = Post()
+    assert post.look(notes=post.note(text="PlatformError: no broker")).is_nothing_folded
+    notes = [*post.note(), *post.note("task", **{**BY_FINDINGS, "task": "fold"})]
+    alert = post.look(HALTED, findings=[GAP], sequence=4, after=60, notes=notes)
+    assert alert.findings
+    assert not alert.is_nothing_folded
+
+
 def test_what_was_not_told_while_runs_failed_is_told_when_it_outlives_them() -> None:
     """And what was told before they failed is over like anything else."""
     post = Post()

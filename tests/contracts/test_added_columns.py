@@ -18,6 +18,7 @@ from seriatim.errors import ConfigError
 from seriatim.ledger.commit import require_head
 from seriatim.operations.prove.great_expectations_suites import GreatExpectations
 from seriatim.operations.prove.partition_rules import state_row_reader
+from seriatim.operations.prove.suite import Expectation
 from seriatim.operations.prove.verify import Verification
 from seriatim.operations.publish import publish_current
 from seriatim.operations.repair.damage import RepairRequest, plan_repair
@@ -188,6 +189,35 @@ def test_a_suite_may_judge_a_new_column_beside_files_without_it(disk_stream: Dis
         assert checked.ledger.circuit == verdict
         send_wide(disk_stream, "y", "a", size=6)
         disk_stream.run()
+
+
+@pytest.mark.parametrize(
+    "expectation",
+    [
+        values_between("before_size", 0, 5),
+        Expectation("expect_table_column_count_to_be_between", {"min_value": 1}),
+    ],
+    ids=["a-before-image", "no-columns-named"],
+)
+def test_a_suite_may_be_about_every_column_beside_files_without_it(
+    disk_stream: DiskStream, expectation: Expectation
+) -> None:
+    """The row before has the new columns as well, and files have their columns in two orders."""
+    disk_stream.set_columns(WIDE)
+    send_wide(disk_stream, "x", "a", **NEW_VALUES)
+    disk_stream.run()
+    schema = record_schema(disk_stream.runner.columns)
+    spec = key_spec(disk_stream)
+    fields = [schema.field(name) for name in spec.addable_record_columns]
+    store = store_of(disk_stream)
+    checked = run_check(
+        disk_stream,
+        expectation,
+        checker=GreatExpectations(store, addable_fields=fields),
+        record_scanner=RecordScan(store),
+    )
+    assert checked.ledger.circuit == "closed"
+    assert checked.ledger.checked == checked.ledger.sequence
 
 
 def key_spec(made: DiskStream) -> Any:
