@@ -278,8 +278,7 @@ def update_incidents(
     # 3. Failed runs.
     _choose_failed_runs(alert, alert_state, open_incidents, observation, has_due=bool(due_keys))
     run_keys = _open_run_incidents(alert.failed_runs, open_incidents, observation)
-    alert.is_nothing_folded = _is_nothing_folded(open_incidents, observation)
-    alert.is_output_damaged = any(incident.is_about_output for incident in open_incidents.values())
+    _judge_failed_runs(alert, open_incidents, observation)
     unlinked_mail = _follow_unlinked_mail(alert, alert_state.unlinked_mail, observation)
 
     # 4. New concerns. A failed run is mailed at once, so trouble that may explain it does not wait.
@@ -627,6 +626,14 @@ def _open_run_incidents(
             )
             run_keys.add(key)
     return run_keys
+
+
+def _judge_failed_runs(
+    alert: Alert, open_incidents: dict[str, Incident], observation: Observation
+) -> None:
+    """Put into the alert what follows from failed runs, also from those that were mailed before."""
+    alert.is_nothing_folded = _is_nothing_folded(open_incidents, observation)
+    alert.is_output_damaged = any(incident.is_about_output for incident in open_incidents.values())
 
 
 def _is_nothing_folded(open_incidents: dict[str, Incident], observation: Observation) -> bool:
