@@ -363,6 +363,14 @@ def _worker_script() -> str:
     return str(files("seriatim.embedded") / "worker_python.sh")
 
 
+def without_worker_script(variables: Mapping[str, str]) -> dict[str, str]:
+    """Variables for a Spark whose workers are on other hosts, which do not have our script. A local
+    Spark of this process, or of the one that started it, may have left it in the environment.
+    """
+    script = _worker_script()
+    return {name: value for name, value in variables.items() if value != script}
+
+
 def use_this_python(*, is_local: bool) -> None:
     """Set these variables for the Spark that this process starts. On the hosts of a cluster Python may
     be elsewhere: there PYSPARK_PYTHON of the environment is kept.

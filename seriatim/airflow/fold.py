@@ -120,6 +120,8 @@ class LoggedSparkSubmitHook(SparkSubmitHook):
         if is_local(self.connection):
             # Otherwise Spark starts whatever `python3` is first in PATH.
             variables |= config.worker_python_variables(is_local=True)
+        else:
+            variables = config.without_worker_script(variables)
         if self.outcome_path is not None:
             variables[config.OUTCOME] = str(self.outcome_path)
         process_options = {

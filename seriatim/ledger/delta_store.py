@@ -127,7 +127,9 @@ class DeltaLedger(StoredLedger):
             commit = None
             if table is not None:
                 with _reading_table(stream):
-                    commit = self.table.commit_of_sequence(table, sequence)
+                    commit = self.table.commit_of_sequence(
+                        table, sequence, lambda commit: _parse_mark(stream, commit).sequence
+                    )
             if commit is not None:
                 mark = _parse_mark(stream, commit)
                 if self.store.is_remote:

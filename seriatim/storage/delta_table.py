@@ -25,7 +25,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -267,9 +267,12 @@ class MarkedTable:
             if commit is not None:
                 yield commit
 
-    def commit_of_sequence(self, loaded: TableVersion, sequence: int) -> TableCommit | None:
+    def commit_of_sequence(
+        self, loaded: TableVersion, sequence: int, sequence_of: Callable[[TableCommit], int]
+    ) -> TableCommit | None:
         """The commit of ours whose mark has this sequence, up to the loaded version; None if it is
-        not found by the numbers alone. The log is not read through.
+        not found by the numbers alone. The log is not read through. `sequence_of` reads a mark, and
+        raises an error if it is damaged.
 
         Each commit of ours has the next sequence, and a version of its own. So from a commit with a
         later sequence it is at least as many versions back as the sequence is lower, and exactly
@@ -283,10 +286,10 @@ class MarkedTable:
             if commit.mark is None:
                 version -= 1
                 continue
-            sequence_here = commit.mark.get("sequence")
+            sequence_here = sequence_of(commit)
             if sequence_here == sequence:
                 return commit
-            if not isinstance(sequence_here, int) or sequence_here < sequence:
+            if sequence_here < sequence:
                 return None
             version -= sequence_here - sequence
         return None

@@ -323,7 +323,7 @@ def test_a_replay_says_what_it_did_without(capsys: pytest.CaptureFixture[str]) -
         missing_messages=3,
     )
     outputs = [part, replace(part, missing_messages=0)]
-    replay.ReplayedRanges("s", Path("again"), outputs, {}).render()
+    replay.ReplayedRanges("s", "again", outputs, {}).render()
     assert (
         capsys.readouterr().err.count(
             "3 messages that were folded when this was committed are not in Kafka"

@@ -53,13 +53,13 @@ def test_another_streams_ledger_is_refused(side: Side) -> None:
     [
         (
             {"op": "int64", "at": "timestamp", "parts": "list<int64>"},
-            "'op' is string in the records table, int64",
+            "'op' is string in the records table, but int64 in",
         ),
         (
             {"at": "timestamp", "parts": "list<int64>"},
-            "'op' is string in the records table, not there",
+            "'op' is string in the records table, but not there in",
         ),
-        ({**COLUMNS, "new": "date"}, "'new' is not there in the records table, date32"),
+        ({**COLUMNS, "new": "date"}, "'new' is not there in the records table, but date32"),
         ({**COLUMNS, "parts": "list<string>"}, "'parts' is list"),
     ],
     ids=["type", "gone", "new", "inside a list"],

@@ -159,7 +159,7 @@ def test_expired_messages_halt_and_are_told_once() -> None:
     made.kafka.delete_records(A0, 4)
     outcome = made.run()
     assert short(outcome.findings) == [("expired", "in-a/0", 3)]
-    assert "1 messages [3, 4)" in outcome.findings[0].cause
+    assert "1 message [3, 4)" in outcome.findings[0].cause
     assert frontiers(made) == {"in-a/0": 3, "in-a/1": 5}
     assert made.run().findings == []
 
