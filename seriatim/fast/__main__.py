@@ -6,12 +6,18 @@ Next: ready.py, which says where the compiled code is saved.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from seriatim.engine.row_parts import StoredRow, StoredRows, summarize_rows
+from seriatim.engine.session import Session
 from seriatim.fast import ready
+
+if TYPE_CHECKING:
+    from seriatim.fast.table import CompiledTable
 
 
 class _SampleMessageBatch:
@@ -51,8 +57,36 @@ def compile_all() -> None:
     runner.repack_heap(always=True)
     assert session.state_bytes is not None
     loaded_rows = runner.load(session.state_bytes, 1)
+    _compile_stored_rows(runner, runner.load(session.state_bytes, 1))
     runner.to_plain_rows(loaded_rows)
     _compile_unpacking()
+
+
+class _SampleRows:
+    """The stored rows of a session that has none."""
+
+    stored_count = 0
+    is_complete = True
+
+    def find(self, key_hashes: Collection[int]) -> list[StoredRow]:  # it has none
+        return []
+
+    def read_all(self) -> list[StoredRow]:
+        return []
+
+
+def _compile_stored_rows(runner: CompiledTable, rows: Any) -> None:
+    """Compile what reads and saves sessions that are stored row by row."""
+    from seriatim.fast.fold import BatchSessionNames, CompiledBatch
+
+    rows.stored_rows = StoredRows(summarize_rows((), 0), _SampleRows())
+    runner.row_changes(rows)
+    value = b'{"type":"update","seq":1,"id":"d","x":2.5}'
+    names = BatchSessionNames(pa.array([b"s"]))
+    batch = CompiledBatch(runner, names, pa.array([value]))
+    sessions = {"s": Session(state=rows, is_active=True)}
+    batch.register_sessions(sessions)
+    batch.read_stored_rows(sessions)
 
 
 def _compile_unpacking() -> None:

@@ -16,10 +16,13 @@ import pyarrow as pa
 
 from seriatim.engine.fold import Fold
 from seriatim.engine.messages import MessageBatch, session_name_of_key
+from seriatim.engine.row_parts import StoredRows
 from seriatim.engine.session import ColumnarRecords, FoldOutput, Session
+from seriatim.engine.table import stored_rows_of
 from seriatim.errors import ensure
 from seriatim.fast.columns import parse_values, to_columnar_records
 from seriatim.fast.compiled import Array, compiled, int64
+from seriatim.fast.packed_state import find_unread_keys, packed_key_bound
 from seriatim.fast.parse import SNAPSHOT, UNSURE
 from seriatim.fast.rows import RecordBuffers, SessionColumns, fold_usual_messages
 from seriatim.fast.table import ArenaSlot, CompiledTable
@@ -104,6 +107,12 @@ class CompiledFold(Fold):
         self.runner.uses_arena = True
         super()._load_new_sessions(self._compiled_batch.names.distinct)
         self._compiled_batch.register_sessions(self.sessions)
+
+    def _read_stored_rows(self, names: Any, messages: Any) -> None:
+        if self._compiled_batch is None:
+            super()._read_stored_rows(names, messages)
+            return
+        self._compiled_batch.read_stored_rows(self.sessions)
 
     def _mark_touched(self, names: Any, consumed: int) -> None:
         compiled_batch = self._compiled_batch
@@ -257,7 +266,7 @@ class CompiledBatch:
         )
         for code, name in enumerate(self.names.distinct):
             session = None if name is None else sessions[name]
-            if session is not None and session.is_active and session.state.__class__ is dict:
+            if session is not None and session.is_active and isinstance(session.state, dict):
                 session.state = self.runner.move_into_arena(session.state)
             self._read_session(code, session)
 
@@ -272,6 +281,55 @@ class CompiledBatch:
         self._sessions.slots[code] = slot
         self._sessions.sequences[code] = sequence or 0
         self._sessions.has_sequence[code] = sequence is not None
+
+    def read_stored_rows(self, sessions: Mapping[str, Session]) -> None:
+        """Read the rows that the messages name, of sessions that are stored row by row.
+
+        1. Find these sessions.
+        2. The keys of parsed messages, as far as their rows are not in the arena.
+        3. The keys of messages that the plain machine will fold.
+        4. Read, session by session. Rows of a session that is not active yet wait until it is.
+        """
+        # 1. The sessions.
+        stored_by_code: dict[int, StoredRows] = {}
+        for code, name in enumerate(self.names.distinct):
+            stored_rows = None if name is None else stored_rows_of(sessions[name])
+            if stored_rows is not None:
+                stored_by_code[code] = stored_rows
+        if not stored_by_code:
+            return
+        # 2. Parsed messages.
+        codes, key_hashes = self._find_unread_keys(list(stored_by_code))
+        # 3. Messages that were not parsed.
+        other_hashes: dict[int, set[int]] = {code: set() for code in stored_by_code}
+        for position in np.flatnonzero(self.parsed.kinds == UNSURE).tolist():
+            code = int(self.names.codes[position])
+            if code in stored_by_code:
+                other_hashes[code].update(self.runner.hashes_named_by(self[position]))
+        # 4. Read.
+        for code, stored_rows in stored_by_code.items():
+            hashes_of_session = np.unique(key_hashes[codes == code]).tolist()
+            stored_rows.read(other_hashes[code].union(hashes_of_session))
+            session = sessions[self.names.distinct[code] or ""]
+            self.runner.take_read_rows(session.state)
+
+    def _find_unread_keys(self, stored_codes: list[int]) -> tuple[Array, Array]:
+        """The sessions and hashes of keys of parsed messages whose rows are not in the arena."""
+        is_stored = np.zeros(len(self.names.distinct), np.bool_)
+        is_stored[stored_codes] = True
+        codes = np.empty(len(self), np.int64)
+        key_hashes = np.empty(len(self), np.uint64)
+        count = find_unread_keys(
+            self.runner.arena,
+            self.data,
+            self.parsed,
+            self._sessions,
+            is_stored,
+            np.empty(packed_key_bound(self.runner.arena, self.parsed), np.uint8),
+            codes,
+            key_hashes,
+        )
+        return codes[:count], key_hashes[:count]
 
     def fold_usual(self, sessions: Mapping[str, Session]) -> Iterator[int]:
         """Fold the usual messages; gives the position of every other message at its turn.

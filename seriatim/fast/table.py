@@ -7,14 +7,22 @@ Next: fold.py, which folds batches of messages with it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from seriatim.engine.messages import SequenceNumbers
+from seriatim.engine.row_parts import (
+    RowChanges,
+    StoredRow,
+    StoredRows,
+    complete_rows,
+    join_rows,
+)
 from seriatim.engine.session import FoldOutput, Row, SessionsByName
-from seriatim.engine.table import TableMachine
+from seriatim.engine.table import StoredTable, TableMachine
 from seriatim.errors import ensure
 from seriatim.fast import packed_state
 from seriatim.fast.column_kinds import COLUMN_KINDS
@@ -38,12 +46,16 @@ STATE_BYTES_MAX = 2**31 - 1
 
 
 class ArenaSlot:
-    """The rows of one session, as the number of its slot in the arena."""
+    """The rows of one session, as the number of its slot in the arena. If the session is stored row by row,
+    only those rows are in the arena that were read.
+    """
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "stored_rows")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, stored_rows: StoredRows | None = None) -> None:
         self.number = number
+        self.stored_rows = stored_rows
+        """None: all rows are in the arena."""
 
 
 class CompiledTable(TableMachine):
@@ -64,16 +76,13 @@ class CompiledTable(TableMachine):
         self._cells = np.zeros((self._width, 1), np.int64)
         self._sizes = np.zeros((self._width, 1), np.int32)
         """Memory for one row while it is read."""
-        rows_type: Any = self._state_decoder.type
-        row_type = rows_type.__args__[0]
-        self._row_decoder: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(row_type)
 
     def start(self, session: str) -> Any:
         """The state of a new session: no rows."""
         return self._new_slot() if self.uses_arena else {}
 
-    def _new_slot(self) -> ArenaSlot:
-        slot = ArenaSlot(self.slot_count)
+    def _new_slot(self, stored_rows: StoredRows | None = None) -> ArenaSlot:
+        slot = ArenaSlot(self.slot_count, stored_rows)
         self.arena = with_session_capacity(self.arena, slot.number)
         self.slot_count += 1
         return slot
@@ -88,21 +97,92 @@ class CompiledTable(TableMachine):
 
     def move_into_arena(self, rows: dict[Any, Row]) -> Any:
         """The slot of rows that were plain; the rows as they are if the arena cannot take them."""
-        slot = self._new_slot()
-        state_bytes = super().dump(rows)
-        return slot if self._load_packed_rows(slot, state_bytes) else rows
+        slot = self._new_slot(getattr(rows, "stored_rows", None))
+        # Not `dump`: that would read the rows that were not read yet.
+        state_bytes = msgspec.msgpack.encode(list(rows.values()))
+        numbers: list[int] = []
+        if isinstance(rows, StoredTable):
+            numbers = [rows.number_of(key) for key in rows]
+        return slot if self._load_packed_rows(slot, state_bytes, numbers) else rows
+
+    def load_stored_rows(self, stored_rows: StoredRows) -> Any:
+        """The rows of a session that is stored row by row, in the arena if it can take them."""
+        if not self.uses_arena:
+            return super().load_stored_rows(stored_rows)
+        slot = self._new_slot(stored_rows)
+        rows = stored_rows.take_rows()
+        if self._load_stored_rows(slot, rows):
+            return slot
+        return StoredTable(self, stored_rows, rows)
+
+    def _load_stored_rows(self, slot: ArenaSlot, rows: Sequence[StoredRow]) -> bool:
+        packed_rows = join_rows([row.packed for row in rows])
+        return self._load_packed_rows(slot, packed_rows, [row.number for row in rows])
+
+    def take_read_rows(self, rows: Any) -> None:
+        """Add the rows that were read meanwhile to a session that is stored row by row."""
+        super().take_read_rows(rows)
+        if rows.__class__ is ArenaSlot and rows.stored_rows is not None:
+            new_rows = rows.stored_rows.take_rows()
+            if new_rows:
+                loaded = self._load_stored_rows(rows, new_rows)
+                ensure(loaded, "rows that were stored one by one can be kept")
+
+    def row_changes(self, rows: Any) -> RowChanges | None:
+        """What is to be stored of a large session; None if it is stored as one value."""
+        if rows.__class__ is not ArenaSlot:
+            return super().row_changes(rows)
+        row_count, size_bound = packed_state.packed_size_bound(self.arena, rows.number)
+        if rows.stored_rows is None and row_count <= self.rows_together_max:
+            return None
+        stored_rows = self._pack_rows_apart(rows, row_count, size_bound)
+        if rows.stored_rows is None:
+            return complete_rows(stored_rows)
+        return rows.stored_rows.changes(stored_rows)
+
+    def _pack_rows_apart(self, slot: ArenaSlot, row_count: int, size_bound: int) -> list[StoredRow]:
+        # A key is no larger than a row. So there is room for one behind the last row.
+        packed = np.empty(2 * size_bound, np.uint8)
+        edges = np.empty(row_count + 1, np.int64)
+        numbers = np.empty(row_count, np.int64)
+        key_hashes = np.empty(row_count, np.uint64)
+        packed_state.pack_rows_apart(self.arena, slot.number, packed, edges, numbers, key_hashes)
+        content = packed[: edges[-1]].tobytes()
+        packed_rows = [content[begin:end] for begin, end in pairwise(edges.tolist())]
+        return list(map(StoredRow, key_hashes.tolist(), numbers.tolist(), packed_rows))
 
     def to_plain_rows(self, rows: Any) -> dict[Any, Row]:
         """Take rows out of the arena, as the plain machine has them."""
-        plain_rows = self._copy_to_plain_rows(rows)
+        plain_rows: dict[Any, Row]
+        if rows.__class__ is ArenaSlot and rows.stored_rows is not None:
+            plain_rows = self._copy_to_stored_table(rows, rows.stored_rows)
+        else:
+            plain_rows = self._copy_to_plain_rows(rows)
         if rows.__class__ is ArenaSlot:
             clear_session(self.arena, rows.number)
         return plain_rows
+
+    def _copy_to_stored_table(self, slot: ArenaSlot, stored_rows: StoredRows) -> StoredTable:
+        row_count, size_bound = packed_state.packed_size_bound(self.arena, slot.number)
+        rows = self._pack_rows_apart(slot, row_count, size_bound)
+        return StoredTable(self, stored_rows, rows)
+
+    def _read_all_rows(self, slot: ArenaSlot) -> None:
+        """Read the rows that were not read yet into the arena, if the session is stored row by row."""
+        if slot.stored_rows is None:
+            return
+        table = self._copy_to_stored_table(slot, slot.stored_rows)
+        table.read_remaining()
+        clear_session(self.arena, slot.number)
+        slot.stored_rows = None
+        loaded = self._load_packed_rows(slot, super().dump(table))
+        ensure(loaded, "rows that were stored one by one can be kept")
 
     def dump(self, rows: Any) -> bytes:
         """Rows as bytes, in the order in which they came."""
         if rows.__class__ is not ArenaSlot:
             return super().dump(rows)
+        self._read_all_rows(rows)
         row_count, size_bound = packed_state.packed_size_bound(self.arena, rows.number)
         packed = np.empty(size_bound, np.uint8)
         size = packed_state.pack_rows(self.arena, rows.number, row_count, packed)
@@ -134,6 +214,9 @@ class CompiledTable(TableMachine):
         if message.__class__ is self.snapshot_struct:
             return self._apply_snapshot_in_arena(rows, message)
         # 1. Copy the rows out of the arena.
+        if rows.stored_rows is not None:
+            rows.stored_rows.read(self.hashes_named_by(message))
+            self.take_read_rows(rows)
         small_table: dict[Any, Row] = {}
         row_numbers: dict[Any, int] = {}
         for key_values in self.keys_named_by(message):
@@ -164,14 +247,25 @@ class CompiledTable(TableMachine):
         ensure(loaded, "the rows of a snapshot can be kept")
         return records
 
-    def _load_packed_rows(self, slot: ArenaSlot, state_bytes: bytes) -> bool:
-        """Load rows into a slot; False, and the slot is empty, if they cannot be read."""
+    def _load_packed_rows(
+        self, slot: ArenaSlot, state_bytes: bytes, numbers: Sequence[int] = ()
+    ) -> bool:
+        """Load rows into a slot, with the numbers of those that are stored one by one; False, and the slot
+        is empty, if they cannot be read.
+        """
         data = np.frombuffer(state_bytes, np.uint8)
         row_count = packed_state.count_rows(data)
         if row_count < 0 or len(state_bytes) > STATE_BYTES_MAX:
             return False
         self.arena = with_row_capacity(self.arena, row_count, len(state_bytes))
-        loaded = packed_state.load_rows(self.arena, slot.number, data, self._cells, self._sizes)
+        loaded = packed_state.load_rows(
+            self.arena,
+            slot.number,
+            data,
+            np.array(numbers, np.int64),
+            self._cells,
+            self._sizes,
+        )
         if not loaded:
             clear_session(self.arena, slot.number)
         return loaded
