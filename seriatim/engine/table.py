@@ -744,16 +744,18 @@ class TableMachine:
         """Read the stored rows that messages name. A snapshot names none: it needs all of them, if it
         is applied.
         """
-        hashes_by_session: dict[str, set[int]] = {}
+        keys_by_session: dict[str, set[Row]] = {}
         for name, message in zip(names, messages, strict=True):
             if name is None or stored_rows_of(sessions.get(name)) is None:
                 continue
-            hashes_by_session.setdefault(name, set()).update(self.hashes_named_by(message))
-        for name, hashes in hashes_by_session.items():
+            if message.__class__ is Poison or message.__class__ is self.snapshot_struct:
+                continue
+            keys_by_session.setdefault(name, set()).update(self.keys_named_by(message))
+        for name, keys in keys_by_session.items():
             session = sessions[name]
             stored_rows = stored_rows_of(session)
             if stored_rows is not None:
-                stored_rows.read(hashes)
+                stored_rows.read(map(hash_key, keys))
             self.take_read_rows(session.state)
 
     def take_read_rows(self, rows: Any) -> None:
