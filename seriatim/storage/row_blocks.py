@@ -10,7 +10,9 @@ they mean.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import msgspec
@@ -20,17 +22,47 @@ from msgspec import Struct
 from seriatim.engine.row_parts import RowChanges, StoredRow
 from seriatim.errors import ensure
 
+END, NUMBER = struct.Struct("<I"), struct.Struct("<q")
 ROWS_PER_BLOCK = 64
 """Whoever needs one row unpacks its block."""
 
 Array = Any
 
 
-class RowBlock(Struct, array_like=True):
-    """Some rows of a part."""
+class RowBlock:
+    """Some rows of a part. One of them is taken out without looking at the others: making objects of all
+    would cost more than unpacking the block.
 
-    numbers: list[int]
-    packed_rows: list[bytes]
+    Its content is little-endian: for each row where it ends (uint32), for each row its number (int64),
+    and the packed rows.
+    """
+
+    def __init__(self, content: bytes, size: int) -> None:
+        self._content = content
+        self._size = size
+        self._first_row = (END.size + NUMBER.size) * size
+
+    def row(self, position: int) -> tuple[int, bytes]:
+        """The number of a row, and the row."""
+        begin = 0
+        if position:
+            (begin,) = END.unpack_from(self._content, END.size * (position - 1))
+        (end,) = END.unpack_from(self._content, END.size * position)
+        numbers_begin = END.size * self._size
+        (number,) = NUMBER.unpack_from(self._content, numbers_begin + NUMBER.size * position)
+        return number, self._content[self._first_row + begin : self._first_row + end]
+
+    def rows(self) -> Iterator[tuple[int, bytes]]:
+        """All rows with their numbers."""
+        return map(self.row, range(self._size))
+
+
+def pack_block(numbers: Sequence[int], packed_rows: Sequence[bytes]) -> bytes:
+    """The content of a block with these rows."""
+    ends = accumulate(map(len, packed_rows))
+    size = len(numbers)
+    header = struct.pack(f"<{size}I{size}q", *ends, *numbers)
+    return header + b"".join(packed_rows)
 
 
 class RowIndex(Struct, array_like=True):
@@ -38,11 +70,11 @@ class RowIndex(Struct, array_like=True):
 
     is_complete: bool
     """Whether older parts of the session are void."""
-    hashes: bytes
+    hashes: memoryview
     """uint64: the hash of each row, sorted."""
-    positions: bytes
+    positions: memoryview
     """uint32: for each of these hashes, which row of the part it is."""
-    removed_hashes: bytes
+    removed_hashes: memoryview
     """uint64: hashes that have no row any more, sorted."""
 
 
@@ -60,8 +92,7 @@ class BlockReader(Protocol):
         """
 
 
-encode_block = msgspec.msgpack.Encoder().encode
-_decode_block = msgspec.msgpack.Decoder(RowBlock).decode
+_encode_index = msgspec.msgpack.Encoder().encode
 _decode_index = msgspec.msgpack.Decoder(RowIndex).decode
 
 
@@ -77,11 +108,11 @@ def build_index(
     removed_array = np.array(sorted(removed_hashes), np.uint64)
     index = RowIndex(
         is_complete=is_complete,
-        hashes=hash_array[order].tobytes(),
-        positions=order.astype(np.uint32).tobytes(),
-        removed_hashes=removed_array.tobytes(),
+        hashes=hash_array[order].data,
+        positions=order.astype(np.uint32).data,
+        removed_hashes=removed_array.data,
     )
-    return encode_block(index)
+    return _encode_index(index)
 
 
 class RowPart:
@@ -127,14 +158,18 @@ class RowPart:
         contents = self._reader.read_contents(block_numbers, keeps_groups=True)
         rows = []
         last_number = -1
-        block = RowBlock([], [])
+        block = RowBlock(b"", 0)
         columns: tuple[Array, ...] = (blocks, rows_in_blocks, hashes[order])
         for number, row, key_hash in zip(*[c.tolist() for c in columns], strict=True):
             if number != last_number:
-                block = _decode_block(next(contents))
+                block = self._open_block(number, next(contents))
                 last_number = number
-            rows.append(StoredRow(key_hash, block.numbers[row], block.packed_rows[row]))
+            rows.append(StoredRow(key_hash, *block.row(row)))
         return rows
+
+    def _open_block(self, number: int, content: Any) -> RowBlock:
+        size = int(self._edges[number + 1] - self._edges[number])
+        return RowBlock(bytes(content), size)
 
     def read_in_order(self, void_hashes: Array = ()) -> Iterator[list[StoredRow]]:
         """The rows, block by block, without those of some hashes."""
@@ -145,9 +180,13 @@ class RowPart:
         hashes[self.index.positions] = self.index.hashes
         numbers = range(self._first_block, self._first_block + self._block_count)
         for i, content in enumerate(self._reader.read_contents(numbers)):
-            block = _decode_block(content)
             span = slice(self._edges[i], self._edges[i + 1])
-            rows = map(StoredRow, hashes[span].tolist(), block.numbers, block.packed_rows)
+            pairs = zip(
+                hashes[span].tolist(),
+                self._open_block(i, content).rows(),
+                strict=True,
+            )
+            rows = (StoredRow(key_hash, *row) for key_hash, row in pairs)
             valid = is_valid[span]
             if valid.all():
                 yield list(rows)

@@ -32,10 +32,9 @@ from seriatim.storage.parquet import ParquetFileWriter
 from seriatim.storage.row_blocks import (
     ROWS_PER_BLOCK,
     PartToWrite,
-    RowBlock,
     RowPart,
     build_index,
-    encode_block,
+    pack_block,
 )
 from seriatim.storage.store import Store
 
@@ -189,29 +188,33 @@ class StateBlockWriter:
     def _add_part(self, name: str, row_part: PartToWrite) -> None:
         """Add the rows of a session, block by block, and their index."""
         hashes: list[int] = []
-        block = RowBlock([], [])
+        numbers: list[int] = []
+        packed_rows: list[bytes] = []
         block_bytes = 0
         for rows in row_part.rows():
             for key_hash, number, packed in rows:
                 hashes.append(key_hash)
-                block.numbers.append(number)
-                block.packed_rows.append(packed)
+                numbers.append(number)
+                packed_rows.append(packed)
                 block_bytes += len(packed)
-                if len(block.numbers) >= ROWS_PER_BLOCK or block_bytes >= BLOCK_BYTES:
-                    self._add_row_block(name, block)
-                    block = RowBlock([], [])
+                if len(numbers) >= ROWS_PER_BLOCK or block_bytes >= BLOCK_BYTES:
+                    self._add_row_block(name, numbers, packed_rows)
+                    numbers = []
+                    packed_rows = []
                     block_bytes = 0
-        if block.numbers:
-            self._add_row_block(name, block)
+        if numbers:
+            self._add_row_block(name, numbers, packed_rows)
         removed_hashes = row_part.removed_hashes()
         index = build_index(hashes, removed_hashes, is_complete=row_part.is_complete)
         self._add_to_group(index, index, first_session=name, kind=ROW_INDEX)
         self.stored_rows += len(hashes) + len(removed_hashes)
 
-    def _add_row_block(self, name: str, block: RowBlock) -> None:
-        content = encode_block(block)
+    def _add_row_block(
+        self, name: str, numbers: Sequence[int], packed_rows: Sequence[bytes]
+    ) -> None:
+        content = pack_block(numbers, packed_rows)
         stored = _compress(content, _compression_of(ROW_BLOCK, self.compression))
-        rows = len(block.numbers)
+        rows = len(numbers)
         self._add_to_group(
             content,
             stored,
