@@ -562,7 +562,9 @@ class ConnectedStream:
         topic = self.stream.snapshot_requests
         if not topic:
             return None
-        encode = encode_signals if self.stream.decoder == "debezium" else encode_requests
+        encode = encode_requests
+        if self.stream.decoder == "debezium":
+            encode = partial(encode_signals, columns=self.stream.table.columns)
         return KafkaSnapshotRequester(self.kafka_client, topic, encode=encode)
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -96,6 +97,32 @@ def test_workers_import_what_is_installed_and_no_zip() -> None:
     assert ended.stdout.startswith(f"['a b'] {sys.executable} ")
     assert all(entry in ended.stdout for entry in own_entries)
     assert not any(entry in ended.stdout for entry in spark_entries)
+
+
+def test_a_planner_that_comes_too_late_prints_no_stack_trace() -> None:
+    """Spark has stopped listening: the run has said in a line that it goes on without the planner. What
+    other Python processes of Spark print is kept.
+    """
+    variables = config.worker_python_variables(is_local=True)
+    with socket.socket() as nobody_listens:
+        nobody_listens.bind(("127.0.0.1", 0))
+        environment = {
+            **os.environ,
+            **variables,
+            "PYTHON_WORKER_FACTORY_PORT": str(nobody_listens.getsockname()[1]),
+            "PYTHON_WORKER_FACTORY_SECRET": "secret",
+        }
+        program = variables["PYSPARK_PYTHON"]
+        arguments_of_planner = ["-m", "pyspark.sql.streaming.python_streaming_source_runner"]
+        planner, other_process = (
+            subprocess.run(
+                [program, *arguments], env=environment, capture_output=True, text=True, check=False
+            )
+            for arguments in (arguments_of_planner, ["-c", "raise SystemExit('a reason')"])
+        )
+    assert planner.returncode != 0
+    assert planner.stderr == ""
+    assert other_process.stderr == "a reason\n"
 
 
 @pytest.mark.parametrize(

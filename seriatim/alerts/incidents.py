@@ -109,6 +109,8 @@ class Incident(Struct, frozen=True, kw_only=True, rename={"damaged_keys": "hurt"
     """
     has_folded: bool = False
     """Of failed runs: whether the newest of them failed after it had folded."""
+    is_about_output: bool = False
+    """Of failed runs: whether one of them failed because of what was committed before."""
 
 
 class Mail(Struct, frozen=True, kw_only=True):
@@ -223,6 +225,8 @@ class Alert(Struct, kw_only=True):
     """What ended the closed incidents, by their keys, as far as it is known."""
     is_nothing_folded: bool = False
     """Whether runs fail before they have folded, or do not come, also if that was mailed before."""
+    is_output_damaged: bool = False
+    """Whether runs fail because of what was committed before, also if that was mailed before."""
 
     @property
     def has_other_news(self) -> bool:
@@ -274,7 +278,7 @@ def update_incidents(
     # 3. Failed runs.
     _choose_failed_runs(alert, alert_state, open_incidents, observation, has_due=bool(due_keys))
     run_keys = _open_run_incidents(alert.failed_runs, open_incidents, observation)
-    alert.is_nothing_folded = _is_nothing_folded(open_incidents, observation)
+    _judge_failed_runs(alert, open_incidents, observation)
     unlinked_mail = _follow_unlinked_mail(alert, alert_state.unlinked_mail, observation)
 
     # 4. New concerns. A failed run is mailed at once, so trouble that may explain it does not wait.
@@ -624,6 +628,14 @@ def _open_run_incidents(
     return run_keys
 
 
+def _judge_failed_runs(
+    alert: Alert, open_incidents: dict[str, Incident], observation: Observation
+) -> None:
+    """Put into the alert what follows from failed runs, also from those that were mailed before."""
+    alert.is_nothing_folded = _is_nothing_folded(open_incidents, observation)
+    alert.is_output_damaged = any(incident.is_about_output for incident in open_incidents.values())
+
+
 def _is_nothing_folded(open_incidents: dict[str, Incident], observation: Observation) -> bool:
     """Whether runs fail before they have folded, or do not come.
 
@@ -633,7 +645,8 @@ def _is_nothing_folded(open_incidents: dict[str, Incident], observation: Observa
     unrecovered, _ = _split_failed_runs(observation)
     for failed_run in unrecovered:
         if _incident_key(failed_run) == RUN and RUN in open_incidents:
-            has_folded = failed_run.task in TASKS_AFTER_FOLD
+            is_after_fold = failed_run.task in TASKS_AFTER_FOLD
+            has_folded = is_after_fold or is_caused_by_findings(failed_run)
             open_incidents[RUN] = replace(open_incidents[RUN], has_folded=has_folded)
     run_incident = open_incidents.get(RUN)
     is_fold_failing = run_incident is not None and not run_incident.has_folded
@@ -645,6 +658,12 @@ def _opens_run_incident(failed_run: Note, observation: Observation) -> bool:
     be read.
     """
     return not is_caused_by_findings(failed_run) or observation.sequence is None
+
+
+def is_about_output(failed_run: Note) -> bool:
+    """Whether a run failed because of what was committed before, such as a file that is missing."""
+    is_integrity_error = failed_run.exit_code == IntegrityError.exit_code
+    return is_integrity_error and failed_run.error != FindingsError.__name__
 
 
 def is_caused_by_findings(failed_run: Note) -> bool:
@@ -679,7 +698,9 @@ def _run_incident(
     failure_key = _failure_key(failed_run)
     failures: tuple[str, ...] = ()
     since_seconds = failed_run.at_seconds
+    is_output_damaged = is_about_output(failed_run)
     if open_incident:
+        is_output_damaged = is_output_damaged or open_incident.is_about_output
         failures = open_incident.failures
         since_seconds = open_incident.since_seconds
     if failure_key not in failures:
@@ -690,6 +711,7 @@ def _run_incident(
         since_seconds=since_seconds,
         mailed_seconds=now_seconds,
         failures=failures[-FAILURES_REMEMBERED_MAX:],
+        is_about_output=is_output_damaged,
     )
 
 

@@ -26,6 +26,7 @@ from seriatim.alerts.incidents import (
     Incident,
     Mail,
     Note,
+    is_about_output,
     is_caused_by_findings,
 )
 from seriatim.engine.findings import (
@@ -33,7 +34,6 @@ from seriatim.engine.findings import (
     Concern,
     Finding,
     FindingGroup,
-    FindingsError,
     count_of,
     format_duration,
     group_findings,
@@ -41,7 +41,7 @@ from seriatim.engine.findings import (
     runbook_row,
     shorten,
 )
-from seriatim.errors import IntegrityError, render_screen
+from seriatim.errors import render_screen
 from seriatim.operations.status import (
     SWAPPED,
     PartitionStatus,
@@ -514,8 +514,10 @@ def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> 
         damaged.append(f"{waiting_count} of {partition_count} {waits} for a person")
     if status.circuit == "open":
         damaged.append("output that failed its check")
-    if any(map(_is_about_output, alert.failed_runs)):
+    if any(map(is_about_output, alert.failed_runs)):
         damaged.append("committed output: the failed run below says which")
+    elif alert.is_output_damaged:
+        damaged.append("committed output: the mail about the failed run says which")
     producer = ""
     if status.quarantined_count:
         producer = "not asked for snapshots: `snapshot_requests` is not set in the stream file"
@@ -530,12 +532,6 @@ def describe_severity(alert: Alert, context: MailContext, at_seconds: float) -> 
         "urgent": _describe_urgency(alert, status, context, at_seconds),
         "if ignored": _describe_neglect(status, waiting_count),
     }
-
-
-def _is_about_output(failed_run: Note) -> bool:
-    """Whether a run failed because of what was committed before, such as a file that is missing."""
-    is_integrity_error = failed_run.exit_code == IntegrityError.exit_code
-    return is_integrity_error and failed_run.error != FindingsError.__name__
 
 
 def _is_nothing_folded(alert: Alert, status: StreamStatus, context: MailContext) -> bool:
@@ -596,8 +592,8 @@ def _describe_neglect(status: StreamStatus, waiting_count: int) -> str:
         )
     if status.quarantined_count:
         texts.append(
-            "the sessions in quarantine keep their last good rows until their next snapshot,"
-            " which makes them right"
+            "the sessions in quarantine keep their last good rows until a snapshot of theirs,"
+            " or a person, makes them right"
         )
     if status.circuit == "open":
         texts.append("`current` stays as it is")

@@ -81,7 +81,8 @@ def check_with_suites(open_stream: ConnectedStream, progress: ProgressCallback) 
     addable_fields = []
     if runner.row_key_spec is not None:
         schema = record_schema(runner.columns)
-        addable_fields = [schema.field(name) for name in runner.row_key_spec.addable_columns]
+        names = runner.row_key_spec.addable_record_columns
+        addable_fields = [schema.field(name) for name in names]
     checker = GreatExpectations(store, addable_fields=addable_fields)
     file = open_stream.file
     with context.choose_workers(file, open_stream.settings, print_notice) as choose:

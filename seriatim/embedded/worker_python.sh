@@ -13,4 +13,10 @@ for entry in $PYTHONPATH; do
         *) kept=${kept:+$kept:}$entry ;;
     esac
 done
+# The process that plans the batches of a query may come too late on a busy host: Spark no longer listens
+# then, and a run cuts its slices without it. Its stack trace would tell nobody anything. All other errors
+# come back over the connection.
+case "$*" in
+    *python_streaming_source_runner*) exec 2>/dev/null ;;
+esac
 PYTHONPATH=$kept exec "$SERIATIM_WORKER_PYTHON" "$@"

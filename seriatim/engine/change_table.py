@@ -488,8 +488,9 @@ class ChangeTable(TableMachine):
         """Rows as bytes, as those of the table machine. What is known beside the rows is saved with
         them, if there is any.
         """
-        if not isinstance(rows, ChangedRows):  # rows that were read from records
-            return super().dump(rows)
+        if not isinstance(rows, ChangedRows):
+            # They were read from records, which do not tell whether a null is older than its column.
+            return msgspec.msgpack.encode([self._without_last_nulls(row) for row in rows.values()])
         saved_rows = list(rows.values())
         if rows.known_columns:
             # A row of which only the first columns are known is saved as these alone.
@@ -514,6 +515,13 @@ class ChangeTable(TableMachine):
             deleted_positions=list(rows.deleted_positions.values()),
         )
         return msgspec.msgpack.encode(saved)
+
+    def _without_last_nulls(self, row: Row) -> Row:
+        """A row of which the null columns at the end are not known: they may have been added later."""
+        width = len(row)
+        while width and row[width - 1] is None:
+            width -= 1
+        return row[:width]
 
     def load(self, state_bytes: bytes, version: int) -> ChangedRows:  # noqa: ARG002  # it reads both
         """Rows from bytes. Columns that were added since they were saved are null, and not known."""

@@ -169,6 +169,14 @@ class RowKeySpec(Struct, frozen=True, kw_only=True):
         """Columns that a table may get later. A file of before does not have them."""
         return tuple(name for name in self.columns if name not in self.key)
 
+    @property
+    def addable_record_columns(self) -> tuple[str, ...]:
+        """The same, and what records call them in the row before, if they have it."""
+        names = self.addable_columns
+        if self.has_before_images:
+            names += tuple(f"before_{name}" for name in self.addable_columns)
+        return names
+
     def deletes_row(self, record: Mapping[str, Any]) -> bool:
         """Whether a record deletes its row."""
         if not self.deleted_when:

@@ -318,7 +318,10 @@ class MemoryFiles:
             ]
             yield SessionTable(
                 session=session,
-                rows=[tuple(record[name] for name in row_key_spec.columns) for record in remaining],
+                # A record may be older than a column.
+                rows=[
+                    tuple(record.get(name) for name in row_key_spec.columns) for record in remaining
+                ],
                 offset=records[-1]["offset"],
                 timestamp=records[-1]["timestamp"],
                 sequence=records[-1]["sequence"],

@@ -143,6 +143,10 @@ class ParquetJoiner:
         ordered = tuple(sorted(files, key=lambda file: file.first_offset))
         # A later file has more columns, or those of a repair.
         schema = pa.unify_schemas([self._read_schema(file) for file in ordered])
+        for name in row_key_spec.addable_columns:
+            if name not in schema.names:
+                # It was added to the table, and no file of the partition has it yet.
+                schema = schema.append(pa.field(name, pa.null()))
         merger = RowMerger(self.store, self.stream, schema, row_key_spec)
         catch_up = PartitionCatchUp(
             partition=partition,

@@ -183,11 +183,10 @@ class RowScan:
         if row_key_spec.has_before_images:
             self.before_columns = [f"before_{name}" for name in row_key_spec.columns]
         self.columns = list(dict.fromkeys([*columns, *self.before_columns]))
-        addable = row_key_spec.addable_columns
-        if row_key_spec.has_before_images:
-            addable += tuple(f"before_{name}" for name in addable)
         # Without a type: files that have the column give it one.
-        self.addable_fields = [pa.field(name, pa.null()) for name in addable]
+        self.addable_fields = [
+            pa.field(name, pa.null()) for name in row_key_spec.addable_record_columns
+        ]
         self.unlinked_rows = 0
         self.unlinked_offset = -1
         self.unlinked_files: list[str] = []

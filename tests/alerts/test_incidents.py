@@ -203,6 +203,30 @@ def test_a_run_that_fails_after_its_fold_has_folded() -> None:
     assert post.look(HALTED, BLIND, after=60).is_nothing_folded
 
 
+def test_a_run_that_fails_by_findings_alone_has_folded() -> None:
+    """Also if the runs before it failed for another reason, and their incident is still open."""
+    post = Post()
+    assert post.look(notes=post.note(text="PlatformError: no broker")).is_nothing_folded
+    notes = [*post.note(), *post.note("task", **{**BY_FINDINGS, "task": "fold"})]
+    alert = post.look(HALTED, findings=[GAP], sequence=4, after=60, notes=notes)
+    assert alert.findings
+    assert not alert.is_nothing_folded
+
+
+def test_every_alert_knows_that_committed_output_is_damaged() -> None:
+    """Also a reminder, and a mail about something else: none says that no output is damaged."""
+    post = Post()
+    lost = {"text": "IntegrityError: a record file cannot be read", "exit_code": 3}
+    assert post.look(notes=post.note(**lost)).is_output_damaged
+    assert post.look(HALTED, after=60).is_output_damaged
+    reminded = post.look(HALTED, after=12 * HOUR)
+    assert "run" in [incident.concern.key for incident in reminded.reminded_incidents]
+    assert reminded.is_output_damaged
+    post.now += 60
+    assert not post.look(HALTED, notes=post.note("good")).is_output_damaged
+    assert not post.look(HALTED, notes=post.note("failed", exit_code=4)).is_output_damaged
+
+
 def test_what_was_not_told_while_runs_failed_is_told_when_it_outlives_them() -> None:
     """And what was told before they failed is over like anything else."""
     post = Post()

@@ -299,7 +299,7 @@ def test_every_mail_says_how_bad_it_is() -> None:
         "went on: folded up to entry 12, checked up to entry 11, published up to entry 10",
         "not asked for snapshots: `snapshot_requests` is not set in the stream file",
         "no: Kafka deletes nothing that is needed",
-        "keep their last good rows until their next snapshot",
+        "keep their last good rows until a snapshot of theirs, or a person, makes them right",
     ):
         assert said in text
     asked = status_with(LOST, snapshot_requests="requests")
@@ -375,6 +375,9 @@ def test_a_run_that_met_damaged_output_says_so() -> None:
     text = compose_mail(Alert(failed_runs=[lost]), place, 0.0).text
     assert "damaged    committed output: the failed run below says which" in text
     assert "the rest   went on" in text
+    later = Alert(findings=[GAP], is_output_damaged=True)
+    text = compose_mail(later, place, 0.0).text
+    assert "damaged    committed output: the mail about the failed run says which" in text
     findings = replace(FAILED, exit_code=3, error="FindingsError")
     assert "damaged    no output" in compose_mail(Alert(failed_runs=[findings]), place, 0.0).text
 

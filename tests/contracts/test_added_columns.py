@@ -18,6 +18,7 @@ from seriatim.errors import ConfigError
 from seriatim.ledger.commit import require_head
 from seriatim.operations.prove.great_expectations_suites import GreatExpectations
 from seriatim.operations.prove.partition_rules import state_row_reader
+from seriatim.operations.prove.suite import Expectation
 from seriatim.operations.prove.verify import Verification
 from seriatim.operations.publish import publish_current
 from seriatim.operations.repair.damage import RepairRequest, plan_repair
@@ -34,6 +35,8 @@ from tests.formats.captured_stream import CapturedStream
 from tests.operations.check_helper import run_check, values_between
 from tests.operations.compact_helper import run_compaction
 from tests.operations.memory_streams import A0
+from tests.operations.repair_helper import remove_file
+from tests.operations.repair_helper import repair as repair_in_memory
 from tests.operations.test_crash_points import Killed, killer
 
 ADDED = {"size": "int64", "price": "decimal(9,2)", "seen": "timestamp", "note": "string"}
@@ -188,6 +191,35 @@ def test_a_suite_may_judge_a_new_column_beside_files_without_it(disk_stream: Dis
         disk_stream.run()
 
 
+@pytest.mark.parametrize(
+    "expectation",
+    [
+        values_between("before_size", 0, 5),
+        Expectation("expect_table_column_count_to_be_between", {"min_value": 1}),
+    ],
+    ids=["a-before-image", "no-columns-named"],
+)
+def test_a_suite_may_be_about_every_column_beside_files_without_it(
+    disk_stream: DiskStream, expectation: Expectation
+) -> None:
+    """The row before has the new columns as well, and files have their columns in two orders."""
+    disk_stream.set_columns(WIDE)
+    send_wide(disk_stream, "x", "a", **NEW_VALUES)
+    disk_stream.run()
+    schema = record_schema(disk_stream.runner.columns)
+    spec = key_spec(disk_stream)
+    fields = [schema.field(name) for name in spec.addable_record_columns]
+    store = store_of(disk_stream)
+    checked = run_check(
+        disk_stream,
+        expectation,
+        checker=GreatExpectations(store, addable_fields=fields),
+        record_scanner=RecordScan(store),
+    )
+    assert checked.ledger.circuit == "closed"
+    assert checked.ledger.checked == checked.ledger.sequence
+
+
 def key_spec(made: DiskStream) -> Any:
     """How records become rows."""
     assert made.runner.row_key_spec is not None
@@ -327,6 +359,20 @@ def test_what_is_folded_again_gets_the_columns(tmp_path: Path) -> None:
     assert [row[2] for row in publish(made)] == [7, 8]
 
 
+def test_lost_state_is_rebuilt_of_files_that_lack_the_columns(disk_stream: DiskStream) -> None:
+    """Also if no file of the partition has them yet."""
+    disk_stream.set_columns(WIDE)
+    disk_stream.run()
+    before = publish(disk_stream)
+    account = require_head(disk_stream.ledger, "s").ledger.partitions[str(A0)]
+    disk_stream.kafka.delete_records(A0, account.frontier)
+    for file in account.state:
+        (disk_stream.root / file.path).unlink()
+    repair(disk_stream, forward=True)
+    assert verify(disk_stream) == ""
+    assert publish(disk_stream) == before
+
+
 def test_a_row_of_which_only_a_part_is_known_contradicts_nothing_else() -> None:
     """Debezium with whole before-images: the source had the column before the stream file did. What is
     not known is not compared, and a value that the connector leaves out is not invented.
@@ -368,3 +414,23 @@ def test_a_value_that_is_not_known_is_headless_and_not_null() -> None:
     made.send("u", {"id": 1, "v": 4, "w": "__debezium_unavailable_value"})
     assert made.run().headless == 0
     assert made.rows_by_id()[1] == {"id": 1, "v": 4, "w": "long"}
+
+
+def test_a_null_of_a_row_that_was_rebuilt_of_records_may_be_older_than_its_column() -> None:
+    """Records are null where the column was not there yet. So no value is taken from such a null."""
+    made = CapturedStream("partition", before_images="partial", tier="none")
+    made.send("c", {"id": 1, "v": 1, "w": "long"})
+    made.run()
+    made.set_columns({"id": "int64", "v": "int64", "w": "string"})
+    made.run()
+    made.kafka.delete_records(A0, 1)
+    for file in made.accounts()[A0].state:
+        remove_file(made, file.path)
+    repair_in_memory(made, forward=True)
+    assert made.rows_by_id()[1] == {"id": 1, "v": 1, "w": None}
+    made.send("u", {"id": 1, "v": 2, "w": "__debezium_unavailable_value"})
+    assert made.run().headless == 1
+    assert made.rows_by_id()[1] == {"id": 1, "v": 1, "w": None}
+    made.send("u", {"id": 1, "v": 3, "w": "long"})
+    made.run()
+    assert made.rows_by_id()[1] == {"id": 1, "v": 3, "w": "long"}

@@ -67,10 +67,12 @@ def row_request(
     )
 
 
-def signals_of(*requests: SnapshotRequest) -> list[tuple[str, dict[str, Any]]]:
+def signals_of(
+    *requests: SnapshotRequest, columns: dict[str, str] | None = None
+) -> list[tuple[str, dict[str, Any]]]:
     """The key and the data of each signal."""
     signals = []
-    for key, value in encode_signals(requests):
+    for key, value in encode_signals(requests, columns or {}):
         signal = json.loads(value)
         assert signal["type"] == "execute-snapshot"
         assert signal["data"]["type"] == "incremental"
@@ -84,7 +86,7 @@ def test_a_signal_names_the_rows_of_each_table() -> None:
         row_request('{"id":7}'),
         row_request('{"schema":{},"payload":{"id":9}}'),
         row_request('{"id":7}'),
-        row_request('{"country":"D 1","number":3}', "a.b.eu.places"),
+        row_request('{"country":"D 1","street":3}', "a.b.eu.places"),
     )
     assert signals == [
         (
@@ -105,13 +107,13 @@ def test_a_signal_names_the_rows_of_each_table() -> None:
                 "additional-conditions": [
                     {
                         "data-collection": "eu.places",
-                        "filter": "((country = 'D 1' and number = 3))",
+                        "filter": "((country = 'D 1' and street = 3))",
                     }
                 ],
             },
         ),
     ]
-    ((_, value),) = encode_signals([row_request('{"id":7}', offset=41)])
+    ((_, value),) = encode_signals([row_request('{"id":7}', offset=41)], {})
     assert json.loads(value)["id"] == "seriatim-o-2-41"
 
 
@@ -124,6 +126,9 @@ def test_a_signal_names_the_rows_of_each_table() -> None:
         '{"id":true}',
         '{"id":null}',
         '{"Id":1}',
+        '{"user":1}',
+        '{"order":1}',
+        '{"key":"a"}',
         '{"id; drop table orders":1}',
         '{"id":"\u2019"}',
         "no JSON",
@@ -135,6 +140,43 @@ def test_what_is_no_plain_key_is_in_no_sql(session: str) -> None:
     """Then the whole table is read."""
     ((_, data),) = signals_of(row_request('{"id":7}'), row_request(session))
     assert data == {"data-collections": ["public.orders"], "type": "incremental"}
+
+
+@pytest.mark.parametrize(
+    ("key", "type_name"),
+    [
+        ('{"day":20611}', "date"),
+        ('{"day":1780000000000000}', "timestamp"),
+        ('{"amount":"MDkA"}', "decimal(9,2)"),
+        ('{"raw":"MDkA"}', "binary"),
+    ],
+)
+def test_a_value_that_the_key_encodes_is_in_no_sql(key: str, type_name: str) -> None:
+    """A date is the number of its days there, a decimal its bytes. By the type in the stream file, or
+    by the schema of the key.
+    """
+    (name,) = json.loads(key)
+    ((_, data),) = signals_of(row_request(key), columns={name: type_name})
+    assert "additional-conditions" not in data
+
+
+@pytest.mark.parametrize(
+    ("field", "condition"),
+    [
+        ({"type": "int32", "name": "io.debezium.time.Date"}, ""),
+        ({"type": "bytes", "name": "org.apache.kafka.connect.data.Decimal"}, ""),
+        ({"type": "bytes"}, ""),
+        ({"type": "string", "name": "io.debezium.data.Uuid"}, "(k = 'a')"),
+        ({"type": "string"}, "(k = 'a')"),
+    ],
+)
+def test_the_schema_of_a_key_says_what_its_value_is(field: dict[str, str], condition: str) -> None:
+    """A UUID is a text for every database."""
+    schema = {"type": "struct", "fields": [{**field, "field": "k"}]}
+    session = json.dumps({"schema": schema, "payload": {"k": "a"}})
+    ((_, data),) = signals_of(row_request(session))
+    (conditions,) = data.get("additional-conditions", [{"filter": ""}])
+    assert conditions["filter"] == condition
 
 
 def test_many_rows_are_a_whole_table() -> None:
@@ -150,7 +192,7 @@ def test_many_rows_are_a_whole_table() -> None:
 def test_a_topic_without_prefix_and_schema_is_refused(topic: str) -> None:
     """No signal could name its table."""
     with pytest.raises(ConfigError, match=r"PREFIX\.SCHEMA\.TABLE"):
-        encode_signals([row_request('{"id":7}', topic)])
+        encode_signals([row_request('{"id":7}', topic)], {})
 
 
 def test_a_topic_that_is_not_there_is_named(

@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from seriatim.engine.findings import Tier
 from seriatim.engine.records import MAIN_TABLE
 from seriatim.formats.debezium import debezium_decoder
 from seriatim.stream import DebeziumSettings, OutputSettings, Stream, TableSettings
@@ -21,13 +22,14 @@ from tests.operations.memory_streams import A0
 class CapturedStream(MemoryStream):
     """A table of two columns, over a topic of one partition."""
 
-    def __init__(self, session: str, before_images: str = "full") -> None:
+    def __init__(self, session: str, before_images: str = "full", tier: Tier = "strict") -> None:
         self.captured = Stream(
             name="s",
             topics="in-.*",
             machine="table",
             decoder="debezium",
             session=session,
+            tier=tier,
             table=TableSettings(key=("id",), columns={"id": "int64", "v": "int64"}),
             debezium=DebeziumSettings(before_images=before_images),  # type: ignore[arg-type]
             output=OutputSettings(path="memory"),

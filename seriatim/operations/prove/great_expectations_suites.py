@@ -303,7 +303,8 @@ def _with_partition_columns(table: pa.Table, partition: Partition) -> pa.Table:
 def _concatenate(file_tables: Sequence[tuple[File, pa.Table]]) -> tuple[pa.Table, Sequence[File]]:
     files = {file.path: file for file, _ in file_tables}
     tables = [table for _, table in file_tables]
-    return pa.concat_tables(tables), tuple(files.values())
+    # By name: files of before and after a column was added have their columns in another order.
+    return pa.concat_tables(tables, promote_options="default"), tuple(files.values())
 
 
 def _to_pandas(table: pa.Table) -> Any:
