@@ -219,7 +219,7 @@ def stored_rows_of(session: Session | None) -> StoredRows | None:
     """
     if session is None:
         return None
-    if session.stored_rows is not None:
+    if session.stored_rows is not None or session.state is None:
         return session.stored_rows
     stored_rows: StoredRows | None = getattr(session.state, "stored_rows", None)
     return stored_rows
