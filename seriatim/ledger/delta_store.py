@@ -261,12 +261,21 @@ class DeltaLedger(StoredLedger):
         if difference is not None:
             type_in_table = difference.type_in_table or "not there"
             expected_type = difference.expected_type or "not there"
+            advice = (
+                "set the columns of the stream file or its machine back to those of the table,"
+                " or write a new output.path into the stream file. New columns of a table may only be"
+                " added behind all others"
+            )
+            if not difference.expected_type:
+                # Another run, with a newer stream file, may have added it since this one began.
+                advice = (
+                    "start again with the newest stream file, which may have this column;"
+                    f" or add the column to the stream file. {advice}"
+                )
             raise ConfigError(
                 f"{stream}: column {difference.name!r} is {type_in_table} in the records table,"
                 f" but {expected_type} in the stream file or its machine",
-                next="set the columns of the stream file or its machine back to those of the table,"
-                " or write a new output.path into the stream file. New columns of a table may only be"
-                " added behind all others",
+                next=advice,
             )
 
 

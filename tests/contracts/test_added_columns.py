@@ -263,9 +263,10 @@ def test_who_still_has_fewer_columns_is_refused(disk_stream: DiskStream) -> None
             disk_stream.run(until={A0: 4})
 
     arm(on_point)
-    with pytest.raises(ConfigError, match="column 'size'"):
+    with pytest.raises(ConfigError, match="column 'size'") as refused:
         disk_stream.folding(few).run(1000)
     arm(None)
+    assert refused.value.next.startswith("start again with the newest stream file")
     assert kinds(disk_stream)[-1] == "columns"
     assert verify(disk_stream) == ""
     disk_stream.set_columns(dict(stream_before.table.columns))
