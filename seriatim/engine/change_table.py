@@ -481,6 +481,9 @@ class ChangeTable(TableMachine):
             if field:
                 self._refuse_or_count(f"before-image differs from the row in {field}", values)
 
+    def row_changes(self, rows: Any) -> None:
+        """None: beside its rows, such a state has what is known of their changes, so it is one value."""
+
     def dump(self, rows: TableState) -> bytes:
         """Rows as bytes, as those of the table machine. What is known beside the rows is saved with
         them, if there is any.

@@ -51,6 +51,7 @@ class File(
     """Below the stream's output path."""
     size_bytes: int
     rows: int
+    """State files: how many sessions, and how many rows of sessions that are stored row by row."""
     digest: str
     """XXH3-128 of the whole file."""
     first_offset: int = -1
@@ -205,7 +206,12 @@ class TaskRecords(Protocol):
 class StateStore(Protocol):
     """Stores the state of sessions. Files are checked against their digest before use."""
 
-    def load(self, files: Iterable[File], names: Iterable[str]) -> SessionsByName: ...
+    def load(self, files: Iterable[File], names: Iterable[str]) -> SessionsByName:
+        """The named sessions, with all that is stored of them."""
+
+    def open_sessions(self, files: Iterable[File], names: Iterable[str]) -> SessionsByName:
+        """The named sessions. The rows of those that are stored row by row stay where they are."""
+
     def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
         """Which of these sessions are in the files. Only the names are read, so it is cheap."""
 
@@ -220,11 +226,15 @@ class StateStore(Protocol):
         file, or several of which each session is in one, if one would be too large.
         """
 
-    def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
-        """Every session, one by one."""
+    def all_sessions(
+        self, files: Iterable[File], *, with_rows: bool = True
+    ) -> Iterable[tuple[str, Session]]:
+        """Every session, one by one. Without `with_rows` the rows of those that are stored row by row
+        stay where they are.
+        """
 
     def quarantined_sessions(self, files: Iterable[File]) -> SessionsByName:
-        """The sessions in quarantine."""
+        """The sessions in quarantine, as `open_sessions` gives them."""
 
 
 class Digests(Protocol):
@@ -245,23 +255,30 @@ def save_state(
     partition, newest last.
 
     The state is log-structured. The newest files are merged into the new one as long as they are no
-    larger than what is written anyway. So each session is rewritten a logarithmic number of times,
-    and a slice that touches few sessions writes few.
+    larger than what is written anyway. So each session, and each row that is stored by itself, is
+    rewritten a logarithmic number of times, and a slice that touches few of them writes few.
     """
     rows_per_file = [file.rows for file in present_files]
-    unmerged_count = len(present_files) - merge_count(rows_per_file, len(sessions))
+    new_rows = sum(_rows_to_write(session) for session in sessions.values())
+    unmerged_count = len(present_files) - merge_count(rows_per_file, new_rows)
     files_to_merge = present_files[unmerged_count:]
     new_files = store.save(partition, stem, sessions, files_to_merge)
     return (*present_files[:unmerged_count], *new_files)
 
 
-def merge_count(rows_per_file: Sequence[int], new_sessions: int) -> int:
-    """How many of the newest files to merge into a file of `new_sessions` sessions. `rows_per_file`
-    is in the order of the files, oldest first.
+def _rows_to_write(session: Session) -> int:
+    """A session is one row, and one more for each of its rows that is stored by itself."""
+    changes = session.row_changes
+    return 1 if changes is None else 1 + changes.size
+
+
+def merge_count(rows_per_file: Sequence[int], new_rows: int) -> int:
+    """How many of the newest files to merge into a file of `new_rows` rows. `rows_per_file` is in the
+    order of the files, oldest first.
     """
-    ensure(new_sessions > 0, "nothing to write")
+    ensure(new_rows > 0, "nothing to write")
     count = 0
-    rows_to_write = new_sessions
+    rows_to_write = new_rows
     for rows in reversed(rows_per_file):
         if rows > rows_to_write:
             break

@@ -228,6 +228,8 @@ class Fold:
         self.expiry = Expiry(limits.timeout_ms, message_time_ms) if limits.timeout_ms else None
 
         self.sessions: SessionsByName = {}
+        self._has_stored_rows = False
+        """Whether a session was met that is stored row by row."""
         self.sessions_without_state: dict[str, int] = {}
         """Sessions that came here without a snapshot and without a state, and the offset of their
         first message.
@@ -284,7 +286,8 @@ class Fold:
 
         `consumed_messages` of the output says how many messages were folded. The steps:
         1. Decode the messages. A message with an impossible timestamp becomes poison.
-        2. Load the sessions that were not met before.
+        2. Load the sessions that were not met before, and read the rows that the messages name, of
+           sessions that are stored row by row.
         3. Find the messages before which their session has expired.
         4. Take each message through the machine.
         5. Give the records their session, sequence and index.
@@ -305,6 +308,8 @@ class Fold:
         names = self._session_names(batch, messages)
         self._begin_batch(batch, names)
         self._load_new_sessions(names)
+        if self._has_stored_rows:
+            self._read_stored_rows(names, messages)
         # 3. Find expired sessions.
         if self.expiry:
             self._expired_positions = self.expiry.expired_positions(
@@ -358,9 +363,15 @@ class Fold:
             session = loaded.get(name) or Session()
             session.is_undoable = name in self.undoable
             self.sessions[name] = session
+            if session.stored_rows is not None:
+                self._has_stored_rows = True
         if self.limits.distance_ms:
             self._snapshot_distance.add_sessions({name: self.sessions[name] for name in new_names})
         crash_point("state-loaded")
+
+    def _read_stored_rows(self, names: list[str | None], messages: list[Any]) -> None:
+        """Read the stored rows that the messages of a batch name, all at once."""
+        self.runner.read_stored_rows(self.sessions, names, messages)
 
     def _mark_touched(self, names: list[str | None], consumed: int) -> None:
         """Note where each session was last met by a message that counts."""
@@ -528,7 +539,7 @@ class Fold:
         )
         turn = WindowTurn(name, position, message, sequence, is_snapshot)
         window.add_message(session, turn, waiting)
-        has_state = session.state_bytes is not None or session.state is not None
+        has_state = session.has_state
         if session.waiting_messages and not has_state:
             self.sessions_without_state.setdefault(name, waiting.offset)
         if has_state or session.waiting_messages:
@@ -777,7 +788,9 @@ class Fold:
         """Decode the state, or start a new one."""
         runner = self.runner
         is_new = not session.has_state
-        if session.state_bytes is not None:
+        if session.stored_rows is not None:
+            state = runner.load_stored_rows(session.stored_rows)
+        elif session.state_bytes is not None:
             state = runner.load(session.state_bytes, session.state_version)
             is_new = session.state is None and session.state_version != runner.state_version
         elif session.state is None:
@@ -788,8 +801,7 @@ class Fold:
             # Undoing a message goes through a saved state. So a state that cannot be saved must
             # raise here, before any message was applied to it.
             runner.dump(state)
-        session.state = state
-        session.state_bytes = None
+        session.set_decoded_state(state)
         session.state_version = runner.state_version
 
     # Sequences.
@@ -1158,15 +1170,15 @@ class Fold:
         return [name for name in self.sessions if name in scope]
 
     def touched_sessions(self) -> SessionsByName:
-        """Sessions to be saved, with their state as bytes. A state that cannot be saved counts as
-        if the machine had raised.
+        """Sessions to be saved, with their state as bytes or what changed of their rows. A state that
+        cannot be saved counts as if the machine had raised.
         """
         touched = {name: session for name, session in self.sessions.items() if session.is_touched}
         for name, session in touched.items():
             if session.state_bytes is not None or session.state is None:
                 continue
             try:
-                session.state_bytes = self.runner.dump(session.state)
+                self._dump_state(session)
             except Exception as error:  # noqa: BLE001  # the user's state; the next try finds the message
                 was_saved_each_time = session.is_undoable and name not in self.undos
                 ensure(
@@ -1179,6 +1191,15 @@ class Fold:
                 # cannot be saved proves nothing. So an offset that is noted already stays.
                 self.half_changed_sessions.setdefault(name, EACH_MESSAGE)
         return touched
+
+    def _dump_state(self, session: Session) -> None:
+        """Set what is saved of a state: its bytes, or what changed of its rows."""
+        changes = self.runner.row_changes(session.state)
+        if changes is None:
+            session.store_as_one_value(self.runner.dump(session.state))
+        else:
+            session.row_changes = changes
+            session.rows_summary = changes.summary
 
 
 def _forget_session(session: Session, offset: int, timestamp: int) -> None:

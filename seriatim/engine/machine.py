@@ -28,8 +28,9 @@ from seriatim.engine.records import (
     make_other_record_types,
     table_of_record,
 )
+from seriatim.engine.row_parts import RowChanges, StoredRows
 from seriatim.engine.session import FoldOutput, Row, SessionsByName
-from seriatim.errors import ConfigError
+from seriatim.errors import ConfigError, raise_broken_promise
 
 S = TypeVar("S")
 M = TypeVar("M")
@@ -127,6 +128,20 @@ class Runner(Protocol):
     def check_records(self, records: Sequence[Row]) -> None: ...
     def dump(self, state: Any) -> bytes: ...
     def load(self, state_bytes: bytes, version: int) -> Any: ...
+    def row_changes(self, state: Any) -> RowChanges | None:
+        """What is to be stored of a state that is stored row by row; None: it is stored as one value."""
+
+    def load_stored_rows(self, stored_rows: StoredRows) -> Any:
+        """The state of a session that is stored row by row. Its rows are read when they are needed."""
+
+    def read_stored_rows(
+        self,
+        sessions: SessionsByName,
+        names: Sequence[str | None],
+        messages: Sequence[Any],
+    ) -> None:
+        """Read the stored rows that messages name."""
+
     def to_plain(self, state: Any) -> Any: ...
 
 
@@ -316,6 +331,21 @@ class UserMachine:
         if version == self.state_version:
             return self._state_decoder.decode(state_bytes)
         return self.machine.upgrade(state_bytes, version)
+
+    def row_changes(self, state: Any) -> None:
+        """None: a user's state is one value, whatever is in it."""
+
+    def load_stored_rows(self, stored_rows: StoredRows) -> Any:  # noqa: ARG002  # there are none
+        """Refused: only sessions of the table machine are stored row by row."""
+        raise_broken_promise("a user's state is stored as one value", machine=self.name)
+
+    def read_stored_rows(
+        self,
+        sessions: SessionsByName,
+        names: Sequence[str | None],
+        messages: Sequence[Any],
+    ) -> None:
+        """Nothing: no session is stored row by row."""
 
     def to_plain(self, state: Any) -> Any:
         """State as plain values for people and JSON."""

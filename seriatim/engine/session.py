@@ -15,10 +15,15 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from seriatim.engine.messages import MessageBatch, SequenceNumbers
-from seriatim.errors import ConfigError
+from seriatim.engine.row_parts import RowChanges, RowsSummary, StoredRows, join_rows
+from seriatim.errors import ConfigError, ensure
 
 PACKED_VERSION = 1
 """The version of packed sessions that is written. A newer one is refused, not guessed at."""
+PACKED_HEAD_VERSION = 2
+"""The version of the head of a session that is stored row by row: this version, the session packed without
+its state, and its `RowsSummary`.
+"""
 
 Row = tuple[Any, ...]
 """The values of one record, or of one row of a table, in the order of the columns."""
@@ -81,6 +86,14 @@ class Session(StoredSession, kw_only=True):
 
     state: Any = None
     """The decoded state. `state_bytes` is decoded when the first message comes."""
+    rows_summary: RowsSummary | None = None
+    """What is known of the rows, if the session is stored row by row. With `state_bytes` it was, and
+    `state_bytes` has all rows.
+    """
+    stored_rows: StoredRows | None = None
+    """The rows where they are stored, until the first message comes."""
+    row_changes: RowChanges | None = None
+    """What is to be stored of the rows."""
     is_active: bool = False
     """Whether `state` is decoded, live, and may be applied to."""
     is_touched: bool = False
@@ -91,8 +104,39 @@ class Session(StoredSession, kw_only=True):
 
     @property
     def has_state(self) -> bool:
-        """Whether there is a state, decoded or as bytes."""
-        return self.state_bytes is not None or self.state is not None
+        """Whether there is a state: decoded, as bytes, or stored row by row."""
+        if self.state_bytes is not None or self.state is not None:
+            return True
+        return self.rows_summary is not None
+
+    @property
+    def is_head(self) -> bool:
+        """Whether its rows are stored row by row, and not in `state_bytes`."""
+        return self.state_bytes is None and self.rows_summary is not None
+
+    def set_decoded_state(self, state: Any) -> None:
+        """Set the decoded state, in place of all that was stored."""
+        self.state = state
+        self.state_bytes = None
+        self.stored_rows = None
+        self.rows_summary = None
+
+    def store_as_one_value(self, state_bytes: bytes) -> None:
+        """Set the bytes of the state, which are to be stored."""
+        self.state_bytes = state_bytes
+        self.rows_summary = None
+        self.row_changes = None
+
+    def join_rows(self) -> None:
+        """Make the session one value, for a store that does not store row by row. All of its rows are
+        known.
+        """
+        changes = self.row_changes
+        if changes is None:
+            return
+        ensure(changes.is_complete, "all rows of a session are known where it becomes one value")
+        self.state_bytes = join_rows([row.packed for row in changes.rows])
+        self.row_changes = None
 
     def quarantine(self, finding: str, offset: int, timestamp: int) -> None:
         """Go into quarantine because of a finding at this offset."""
@@ -115,11 +159,15 @@ _encode_packed = msgspec.msgpack.Encoder().encode
 # An array that ends early leaves the remaining fields at their defaults. So what `pack_session` writes
 # can be decoded as a `Session`, without a step between.
 _decode_packed = msgspec.msgpack.Decoder(Session).decode
+_decode_head = msgspec.msgpack.Decoder(tuple[int, bytes, RowsSummary]).decode
 
 
 def pack_session(session: Session) -> bytes:
-    """What is stored of a session, as bytes."""
-    return _encode_packed((PACKED_VERSION, *_stored_values(session)))
+    """What is stored of a session, as bytes; without its rows if they are stored row by row."""
+    packed = _encode_packed((PACKED_VERSION, *_stored_values(session)))
+    if session.is_head:
+        return _encode_packed((PACKED_HEAD_VERSION, packed, session.rows_summary))
+    return packed
 
 
 def unpack_session(packed: bytes) -> Session:
@@ -128,13 +176,22 @@ def unpack_session(packed: bytes) -> Session:
         return _decode_packed(packed)
     except msgspec.ValidationError:
         version = msgspec.msgpack.decode(packed)[0]
+        if version == PACKED_HEAD_VERSION:
+            return _unpack_head(packed)
         if version == PACKED_VERSION:
             raise
     raise ConfigError(
         f"the state was written by a newer Seriatim: a session is packed in version {version},"
-        f" this one knows {PACKED_VERSION}",
+        f" this one knows {PACKED_HEAD_VERSION}",
         next="install a version that is at least as new as the one that wrote it",
     )
+
+
+def _unpack_head(packed: bytes) -> Session:
+    _, packed_session, summary = _decode_head(packed)
+    session = _decode_packed(packed_session)
+    session.rows_summary = summary
+    return session
 
 
 class QuarantinedMessage(Struct, frozen=True):

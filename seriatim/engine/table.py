@@ -37,7 +37,16 @@ from seriatim.engine.messages import (
     describe_message_fields,
 )
 from seriatim.engine.records import RECORD_COLUMN_NAMES, RowKeySpec, same_rows
-from seriatim.engine.session import FoldOutput, Row, SessionsByName
+from seriatim.engine.row_parts import (
+    NEW_ROW,
+    ROWS_TOGETHER_MAX,
+    RowChanges,
+    StoredRow,
+    StoredRows,
+    complete_rows,
+    hash_key,
+)
+from seriatim.engine.session import FoldOutput, Row, Session, SessionsByName
 
 Columns = dict[str, str]
 """Column names and the names of their types."""
@@ -124,6 +133,98 @@ def rfc3339(text: str) -> str | None:
     return time + zone
 
 
+class StoredTable(dict[Any, Row]):
+    """The rows of a session that is stored row by row: those that were read, and new ones. A row that
+    was not read is read when it is asked for. Whoever needs all rows calls `read_remaining` before.
+    """
+
+    def __init__(
+        self,
+        machine: TableMachine,
+        stored_rows: StoredRows,
+        rows: Iterable[StoredRow],
+    ) -> None:
+        super().__init__()
+        self.stored_rows: StoredRows | None = stored_rows
+        """None: all rows were read, and this is a table like any other."""
+        self._machine = machine
+        self._numbers: dict[Any, int] = {}
+        """The numbers of the rows that were stored. A row that is removed and comes back is new."""
+        self._add_rows(rows)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """The row with this key, which is read if it was not."""
+        if key not in self:
+            self._read_row(key)
+        return super().get(key, default)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        """Remove the row with this key, which is read if it was not."""
+        if key not in self:
+            self._read_row(key)
+        self._numbers.pop(key, None)
+        return super().pop(key, *default)
+
+    def __delitem__(self, key: Any) -> None:
+        self._numbers.pop(key, None)
+        super().__delitem__(key)
+
+    def number_of(self, key: Any) -> int:
+        """The number of a row; `NEW_ROW` if it has none yet."""
+        return self._numbers.get(key, NEW_ROW)
+
+    def take_read_rows(self) -> None:
+        """Add the rows that were read meanwhile."""
+        if self.stored_rows is not None:
+            self._add_rows(self.stored_rows.take_rows())
+
+    def read_remaining(self) -> None:
+        """Read all rows, and put them in their order."""
+        if self.stored_rows is None:
+            return
+        self.stored_rows.read_remaining()
+        self.take_read_rows()
+        numbers = self._numbers
+        stored_keys = sorted(numbers, key=numbers.__getitem__)
+        rows = {key: self[key] for key in stored_keys}
+        # New rows come behind the stored ones, in the order in which they came.
+        rows.update({key: row for key, row in self.items() if key not in numbers})
+        self.clear()
+        self.update(rows)
+        self._numbers = {}
+        self.stored_rows = None
+
+    def _read_row(self, key: Any) -> None:
+        if self.stored_rows is not None:
+            self.stored_rows.read([self._machine.hash_row_key(key)])
+            self.take_read_rows()
+
+    def _add_rows(self, rows: Iterable[StoredRow]) -> None:
+        for stored_row in rows:
+            key, row = self._machine.unpack_row(stored_row.packed)
+            self[key] = row
+            if stored_row.number != NEW_ROW:
+                self._numbers[key] = stored_row.number
+
+
+def read_all_rows(rows: TableState) -> None:
+    """Read the rows that were not read yet, if the session is stored row by row."""
+    if isinstance(rows, StoredTable):
+        rows.read_remaining()
+
+
+def stored_rows_of(session: Session | None) -> StoredRows | None:
+    """The rows of a session that is stored row by row, and whose rows were not all read; None if it is
+    no such session.
+    """
+    if session is None:
+        return None
+    if session.stored_rows is not None or session.state is None:
+        return session.stored_rows
+    stored_rows: StoredRows | None = getattr(session.state, "stored_rows", None)
+    return stored_rows
+
+
 class TableMachine:
     """Rows by key, changed by snapshot, insert, update and delete messages."""
 
@@ -131,6 +232,7 @@ class TableMachine:
     has_snapshots = True
     can_upgrade = False
     may_half_change = False
+    rows_together_max = ROWS_TOGETHER_MAX
 
     def __init__(
         self,
@@ -176,6 +278,11 @@ class TableMachine:
         self._state_decoder: msgspec.msgpack.Decoder[list[Row]] = msgspec.msgpack.Decoder(
             saved_rows_type(columns)
         )
+        (row_type,) = saved_rows_type(columns).__args__
+        self._row_decoder: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(row_type)
+        packed_nulls = msgspec.msgpack.encode(self._null_row)
+        self._packed_row_start = packed_nulls[: -self._width]
+        """How packed rows with all columns begin: each null is one byte."""
         self._takes_before_images = before_field is not None
         fields = MessageFields(type_field, rows_field, before_field, sequence, session)
         self._set_message_types(key, columns, fields)
@@ -546,6 +653,7 @@ class TableMachine:
 
     def _apply_snapshot(self, rows: TableState, message: Any) -> Sequence[Row]:
         """Replace all rows. Rows that the snapshot does not contain give a delete."""
+        read_all_rows(rows)
         new_rows: TableState = {}
         for row_message in message.rows:
             row = astuple(row_message)
@@ -568,6 +676,7 @@ class TableMachine:
 
     def end(self, rows: TableState) -> Sequence[Row]:
         """A delete for every row."""
+        read_all_rows(rows)
         return [self._delete_record(old) for old in rows.values()]
 
     def _record(self, op: str, new: Row, old: Row | None) -> Row:
@@ -613,6 +722,7 @@ class TableMachine:
 
     def dump(self, rows: TableState) -> bytes:
         """Rows as bytes, in the order in which they came."""
+        read_all_rows(rows)
         return msgspec.msgpack.encode(list(rows.values()))
 
     def load(self, state_bytes: bytes, version: int) -> TableState:  # noqa: ARG002  # there was only one
@@ -634,8 +744,77 @@ class TableMachine:
             values[position] = _with_zone(values[position])
         return tuple(values)
 
+    def row_changes(self, rows: Any) -> RowChanges | None:
+        """What is to be stored of a large session; None if it is stored as one value."""
+        stored_rows = getattr(rows, "stored_rows", None)
+        if stored_rows is not None:
+            return stored_rows.changes(self._pack_rows(rows))
+        if len(rows) <= self.rows_together_max:
+            return None
+        return complete_rows(self._pack_rows(rows))
+
+    def _pack_rows(self, rows: TableState) -> Iterable[StoredRow]:
+        for key, row in rows.items():
+            number = rows.number_of(key) if isinstance(rows, StoredTable) else NEW_ROW
+            yield StoredRow(self.hash_row_key(key), number, msgspec.msgpack.encode(row))
+
+    def unpack_row(self, packed: bytes) -> tuple[Any, Row]:
+        """A packed row, and its key."""
+        row = self._row_decoder.decode(self.fill_packed_row(packed))
+        return self._row_key(row), row
+
+    def fill_packed_row(self, packed: bytes) -> bytes:
+        """The same packed row, with null in the columns that were added since it was stored."""
+        if packed.startswith(self._packed_row_start):
+            return packed
+        (whole_row,) = fill_added_columns([msgspec.msgpack.decode(packed)], self._width)
+        return msgspec.msgpack.encode(whole_row)
+
+    def hash_row_key(self, key: Any) -> int:
+        """The hash by which a row with this key is stored."""
+        return hash_key(key if self._single_key_position is None else (key,))
+
+    def load_stored_rows(self, stored_rows: StoredRows) -> Any:
+        """The rows of a session that is stored row by row. They are read when they are needed."""
+        return StoredTable(self, stored_rows, stored_rows.take_rows())
+
+    def read_stored_rows(
+        self,
+        sessions: SessionsByName,
+        names: Sequence[str | None],
+        messages: Sequence[Any],
+    ) -> None:
+        """Read the stored rows that messages name. A snapshot names none: it needs all of them, if it
+        is applied.
+        """
+        keys_by_session: dict[str, set[Row]] = {}
+        for name, message in zip(names, messages, strict=True):
+            if name is None or stored_rows_of(sessions.get(name)) is None:
+                continue
+            if message.__class__ is Poison or message.__class__ is self.snapshot_struct:
+                continue
+            keys_by_session.setdefault(name, set()).update(self.keys_named_by(message))
+        for name, keys in keys_by_session.items():
+            session = sessions[name]
+            stored_rows = stored_rows_of(session)
+            if stored_rows is not None:
+                stored_rows.read(map(hash_key, keys))
+            self.take_read_rows(session.state)
+
+    def take_read_rows(self, rows: Any) -> None:
+        """Add the rows that were read meanwhile to a session that is stored row by row."""
+        if isinstance(rows, StoredTable):
+            rows.take_read_rows()
+
+    def hashes_named_by(self, message: Any) -> Iterable[int]:
+        """The hashes of the keys that a message names, if it is no snapshot."""
+        if message.__class__ is Poison or message.__class__ is self.snapshot_struct:
+            return ()
+        return map(hash_key, self.keys_named_by(message))
+
     def to_plain(self, rows: TableState) -> Any:
         """Rows as plain values for people and JSON."""
+        read_all_rows(rows)
         return {"rows": [self.row_to_plain(row) for row in rows.values()]}
 
     def row_to_plain(self, row: Row) -> Any:

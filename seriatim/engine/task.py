@@ -201,7 +201,7 @@ class PartitionTask:
             context.runner,
             context.tier,
             context.on_poison,
-            lambda names: context.state.load(work.state, names),
+            lambda names: context.state.open_sessions(work.state, names),
             has_session_field=context.has_session_field,
             undoable=work.undoable,
             moved_sessions=work.moved_sessions,

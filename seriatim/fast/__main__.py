@@ -6,12 +6,19 @@ Next: ready.py, which says where the compiled code is saved.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from seriatim.engine.row_parts import StoredRow, StoredRows, summarize_rows
+from seriatim.engine.session import Session
 from seriatim.fast import ready
+
+if TYPE_CHECKING:
+    from seriatim.fast.table import CompiledTable
+    from seriatim.storage.arrow import ArrowMessageBatch
 
 
 def compile_all() -> None:
@@ -20,26 +27,60 @@ def compile_all() -> None:
     from seriatim.engine.offsets import Partition
     from seriatim.fast.fold import CompiledFold
     from seriatim.fast.table import CompiledTable
-    from seriatim.storage.arrow import ArrowMessageBatch
 
     columns = {"id": "string", "n": "int64", "x": "float64", "ok": "bool"}
     runner = CompiledTable(key=["id"], columns=columns, sequence="seq")
     fold: Fold = CompiledFold(Partition("t", 0), runner, "strict", "quarantine", lambda _: {})
-    values = list(_sample_messages())
-    message_columns = {
-        "timestamp": pa.array([0] * len(values), pa.timestamp("us", "UTC")),
-        "key": pa.array([b"s"] * len(values)),
-        "value": pa.array(values),
-    }
-    fold.fold_batch(ArrowMessageBatch(pa.RecordBatch.from_pydict(message_columns), 0))
+    fold.fold_batch(_to_batch(list(_sample_messages())))
     (session,) = fold.touched_sessions().values()
     runner.repack_heap(always=True)
     runner.load_sessions([session.state_bytes or b""])
     runner.dump(session.state)
     assert session.state_bytes is not None
     loaded_rows = runner.load(session.state_bytes, 1)
+    _compile_stored_rows(runner, runner.load(session.state_bytes, 1))
     runner.to_plain_rows(loaded_rows)
     _compile_unpacking()
+
+
+def _to_batch(values: list[bytes]) -> ArrowMessageBatch:
+    """A batch of messages of one session."""
+    from seriatim.storage.arrow import ArrowMessageBatch
+
+    message_columns = {
+        "timestamp": pa.array([0] * len(values), pa.timestamp("us", "UTC")),
+        "key": pa.array([b"s"] * len(values)),
+        "value": pa.array(values),
+    }
+    return ArrowMessageBatch(pa.RecordBatch.from_pydict(message_columns), 0)
+
+
+class _SampleRows:
+    """The stored rows of a session that has none."""
+
+    stored_count = 0
+    is_complete = True
+
+    def find(self, key_hashes: Collection[int]) -> list[StoredRow]:  # it has none
+        return []
+
+    def read_all(self) -> list[StoredRow]:
+        return []
+
+
+def _compile_stored_rows(runner: CompiledTable, rows: Any) -> None:
+    """Compile what reads and saves sessions that are stored row by row."""
+    from seriatim.fast.fold import BatchSessionNames, CompiledBatch
+    from seriatim.fast.sessions import TaskSessions
+
+    rows.stored_rows = StoredRows(summarize_rows((), 0), _SampleRows())
+    runner.row_changes(rows)
+    batch = _to_batch([b'{"type":"update","seq":1,"id":"d","x":2.5}'])
+    names = BatchSessionNames(batch.record_batch.column("key"))
+    compiled_batch = CompiledBatch(runner, names, batch, batch.record_batch.column("value"))
+    sessions = {"s": Session(state=rows, is_active=True)}
+    compiled_batch.set_sessions(TaskSessions(runner, headless_since=-1), sessions)
+    compiled_batch.read_stored_rows()
 
 
 def _compile_unpacking() -> None:

@@ -17,10 +17,12 @@ import pyarrow as pa
 
 from seriatim.engine.fold import Fold
 from seriatim.engine.messages import MessageBatch, session_name_of_key
+from seriatim.engine.row_parts import StoredRows
 from seriatim.engine.session import ColumnarRecords, FoldOutput, Session, SessionsByName
 from seriatim.errors import ensure
 from seriatim.fast.columns import parse_values, to_columnar_records
 from seriatim.fast.compiled import Array, compiled, int64
+from seriatim.fast.packed_state import find_unread_keys, packed_key_bound
 from seriatim.fast.parse import SNAPSHOT, UNSURE
 from seriatim.fast.rows import RecordBuffers, fold_usual_messages
 from seriatim.fast.sessions import TaskSessions
@@ -110,6 +112,12 @@ class CompiledFold(Fold):
             self._task_sessions = TaskSessions(self.runner, self.headless_since)
         self._compiled_batch.set_sessions(self._task_sessions, self.sessions)
 
+    def _read_stored_rows(self, names: Any, messages: Any) -> None:
+        if self._compiled_batch is None:
+            super()._read_stored_rows(names, messages)
+            return
+        self._compiled_batch.read_stored_rows()
+
     def _mark_touched(self, names: Any, consumed: int) -> None:
         compiled_batch = self._compiled_batch
         if compiled_batch is None:
@@ -175,15 +183,18 @@ class CompiledFold(Fold):
         self.counts.distance_ms = max(self.counts.distance_ms, longest_ms)
 
     def touched_sessions(self) -> SessionsByName:
-        """Sessions to be saved, with their state as bytes. Rows in the arena are packed all at once."""
+        """Sessions to be saved, with their state as bytes or what changed of their rows. Of the sessions
+        in the arena, all that are stored as one value are packed at once.
+        """
         self._write_sessions()
         sessions = []
         for session in self.sessions.values():
             if session.is_touched and session.state.__class__ is ArenaSlot:
                 sessions.append(session)
-        states = self.runner.dump_sessions([session.state.number for session in sessions])
+        states = self.runner.dump_sessions([session.state for session in sessions])
         for session, state_bytes in zip(sessions, states, strict=True):
-            session.state_bytes = state_bytes
+            if state_bytes is not None:
+                session.store_as_one_value(state_bytes)
         return super().touched_sessions()
 
     def _write_sessions(self) -> None:
@@ -306,6 +317,51 @@ class CompiledBatch:
         self.begin_positions += self.table.begin_objects(
             numbers, self.batch, self._values, self.parsed.sequences
         )
+
+    def read_stored_rows(self) -> None:
+        """Read the rows that the messages name, of sessions that are stored row by row.
+
+        1. Find these sessions.
+        2. The keys of parsed messages, as far as their rows are not in the arena.
+        3. The keys of messages that the plain machine will fold.
+        4. Read, session by session. Rows of a session that is not active yet wait until it is.
+        """
+        # 1. The sessions.
+        stored_by_number = self.table.find_stored_rows(self.distinct_numbers)
+        if not stored_by_number:
+            return
+        # 2. Parsed messages.
+        numbers, key_hashes = self._find_unread_keys(stored_by_number)
+        # 3. Messages that were not parsed.
+        other_hashes: dict[int, set[int]] = {number: set() for number in stored_by_number}
+        for position in np.flatnonzero(self.parsed.kinds == UNSURE).tolist():
+            number = int(self.session_numbers[position])
+            if number in stored_by_number:
+                other_hashes[number].update(self.runner.hashes_named_by(self[position]))
+        # 4. Read.
+        for number, stored_rows in stored_by_number.items():
+            hashes_of_session = np.unique(key_hashes[numbers == number]).tolist()
+            stored_rows.read(other_hashes[number].union(hashes_of_session))
+            self.runner.take_read_rows(self.table.sessions[number].state)
+
+    def _find_unread_keys(self, stored_by_number: Mapping[int, StoredRows]) -> tuple[Array, Array]:
+        """The sessions and hashes of keys of parsed messages whose rows are not in the arena."""
+        is_stored = np.zeros(len(self.table.sessions), np.bool_)
+        is_stored[list(stored_by_number)] = True
+        numbers = np.empty(len(self), np.int64)
+        key_hashes = np.empty(len(self), np.uint64)
+        count = find_unread_keys(
+            self.runner.arena,
+            self.data,
+            self.parsed,
+            self.session_numbers,
+            self.table.columns.slots,
+            is_stored,
+            np.empty(packed_key_bound(self.runner.arena, self.parsed), np.uint8),
+            numbers,
+            key_hashes,
+        )
+        return numbers[:count], key_hashes[:count]
 
     def fold_usual(self, sessions: Mapping[str, Session]) -> Iterator[int]:
         """Fold the usual messages; gives the position of every other message at its turn.

@@ -8,9 +8,16 @@ Next: table.py, which loads and saves sessions with these functions.
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+
 from seriatim.fast.column_kinds import BOOL, FLOAT, TEXT
-from seriatim.fast.compiled import NULL, Array, compiled, compiled_inner, int64, uint8
+from seriatim.fast.compiled import NULL, Array, compiled, compiled_inner, int64, uint8, uint64
+from seriatim.fast.parse import SNAPSHOT, ParsedMessages
 from seriatim.fast.rows import (
+    FNV_PRIME,
+    FNV_START,
     NONE,
     Arena,
     append_row,
@@ -167,32 +174,48 @@ def count_rows(data: Array) -> int:
 
 @compiled_inner
 def load_rows_at(
-    arena: Arena, slot: int, data: Array, position: int, cells: Array, sizes: Array
+    arena: Arena,
+    slot: int,
+    data: Array,
+    position: int,
+    numbers: Array,
+    cells: Array,
+    sizes: Array,
 ) -> int:
-    """Put packed rows into a session: over the row with the same key, or at the end. The position
-    after them; -1, with some of the rows in the session, if the bytes cannot be read.
+    """Put packed rows into a session: over the row with the same key, or at the end. `numbers` has the
+    number of each row that has one. The position after the rows; -1, with some of them in the session,
+    if the bytes cannot be read.
     """
     position, count = read_list_header(data, position)
     if count < 0:
         return -1
-    for _ in range(count):
+    for i in range(count):
         position = read_row(data, position, arena, cells, sizes)
         if position < 0:
             return -1
         row, key_hash = find_row(arena, slot, data, cells, sizes, 0)
         if row == NONE:
             row = append_row(arena, slot, key_hash)
+        if i < len(numbers):
+            arena.numbers[row] = numbers[i]
         for column in range(len(arena.kinds)):
             write_cell(arena, row, column, data, cells[column, 0], sizes[column, 0])
     return position
 
 
 @compiled
-def load_rows(arena: Arena, slot: int, data: Array, cells: Array, sizes: Array) -> bool:
+def load_rows(
+    arena: Arena,
+    slot: int,
+    data: Array,
+    numbers: Array,
+    cells: Array,
+    sizes: Array,
+) -> bool:
     """Put packed rows into a session. Gives False, with some of the rows in the session, if the bytes
     cannot be read.
     """
-    return load_rows_at(arena, slot, data, 0, cells, sizes) == len(data)
+    return load_rows_at(arena, slot, data, 0, numbers, cells, sizes) == len(data)
 
 
 @compiled
@@ -208,14 +231,21 @@ def count_rows_of_sessions(data: Array, edges: Array) -> int:
 
 @compiled
 def load_sessions(
-    arena: Arena, slots: Array, data: Array, edges: Array, cells: Array, sizes: Array
+    arena: Arena,
+    slots: Array,
+    data: Array,
+    edges: Array,
+    numbers: Array,
+    cells: Array,
+    sizes: Array,
 ) -> None:
     """Put the packed rows between each two edges into an empty session. Where they cannot be read,
-    the session is empty, and its slot becomes -1.
+    the session is empty, and its slot becomes -1. `numbers` is empty: no row has a number.
     """
     for i in range(len(slots)):
         slot = slots[i]
-        if load_rows_at(arena, slot, data, edges[i], cells, sizes) != edges[i + 1]:
+        end = load_rows_at(arena, slot, data, edges[i], numbers, cells, sizes)
+        if end != edges[i + 1]:
             while arena.head[slot] != NONE:
                 remove_row(arena, int64(arena.head[slot]))
             slots[i] = NONE
@@ -254,14 +284,10 @@ def packed_size_bound(arena: Arena, slot: int) -> tuple[int, int]:
 
 
 @compiled
-def packed_size_bounds(arena: Arena, slots: Array, row_counts: Array) -> int:
-    """Note the rows of many sessions; the most bytes that they can take when packed."""
-    total = 0
+def packed_size_bounds(arena: Arena, slots: Array, row_counts: Array, size_bounds: Array) -> None:
+    """Note `size_bound_of_session` of many sessions."""
     for i in range(len(slots)):
-        count, size_bound = size_bound_of_session(arena, slots[i])
-        row_counts[i] = count
-        total += size_bound
-    return total
+        row_counts[i], size_bounds[i] = size_bound_of_session(arena, slots[i])
 
 
 @compiled_inner
@@ -339,23 +365,34 @@ def write_row(arena: Arena, row: int, out: Array, position: int) -> int:
     """Write one row; the position after it."""
     position = write_list_header(out, position, len(arena.kinds))
     for column in range(len(arena.kinds)):
-        kind = arena.kinds[column]
         cell = arena.cells[row, column]
         size = int64(arena.sizes[row, column])
-        if size < 0:
-            out[position] = TAG_NULL
-            position += 1
-        elif kind == TEXT:
-            position = write_text(out, position, arena.heap, cell, size)
-        elif kind == BOOL:
-            out[position] = TAG_TRUE if cell == 1 else TAG_FALSE
-            position += 1
-        elif kind == FLOAT:
-            out[position] = TAG_FLOAT
-            position = write_big_endian(out, position + 1, cell, 8)
-        else:
-            position = write_integer(out, position, cell)
+        position = write_packed_cell(out, position, arena.heap, arena.kinds[column], cell, size)
     return position
+
+
+@compiled_inner
+def write_packed_cell(
+    out: Array,
+    position: int,
+    heap: Array,
+    kind: int,
+    cell: int,
+    size: int,
+) -> int:
+    """Write one cell; the position after it."""
+    if size < 0:
+        out[position] = TAG_NULL
+        return position + 1
+    if kind == TEXT:
+        return write_text(out, position, heap, cell, size)
+    if kind == BOOL:
+        out[position] = TAG_TRUE if cell == 1 else TAG_FALSE
+        return position + 1
+    if kind == FLOAT:
+        out[position] = TAG_FLOAT
+        return write_big_endian(out, position + 1, cell, 8)
+    return write_integer(out, position, cell)
 
 
 @compiled_inner
@@ -382,3 +419,88 @@ def pack_sessions(arena: Arena, slots: Array, row_counts: Array, out: Array, edg
     for i in range(len(slots)):
         position = write_rows(arena, slots[i], row_counts[i], out, position)
         edges[i + 1] = position
+
+
+@compiled_inner
+def hash_packed_key(out: Array, begin: int, end: int) -> Any:
+    """The hash by which a row with this packed key is stored: `hash_key` of engine/row_parts.py."""
+    key_hash = FNV_START
+    for j in range(begin, end):
+        key_hash = (key_hash ^ uint64(out[j])) * FNV_PRIME
+    return key_hash
+
+
+@compiled
+def pack_rows_apart(
+    arena: Arena,
+    slot: int,
+    out: Array,
+    edges: Array,
+    numbers: Array,
+    key_hashes: Array,
+) -> None:
+    """Write all rows of a session, each as bytes of its own: row i is `out[edges[i]:edges[i + 1]]`. Behind
+    the last row `out` has room for a key.
+    """
+    position = int64(0)
+    i = 0
+    row = arena.head[slot]
+    edges[0] = 0
+    while row != NONE:
+        position = write_row(arena, row, out, position)
+        numbers[i] = arena.numbers[row]
+        end = write_list_header(out, position, len(arena.key))
+        for k in range(len(arena.key)):
+            column = arena.key[k]
+            cell = arena.cells[row, column]
+            size = int64(arena.sizes[row, column])
+            end = write_packed_cell(out, end, arena.heap, arena.kinds[column], cell, size)
+        key_hashes[i] = hash_packed_key(out, position, end)
+        i += 1
+        edges[i] = position
+        row = arena.after[row]
+
+
+@compiled
+def find_unread_keys(
+    arena: Arena,
+    data: Array,
+    parsed: ParsedMessages,
+    session_numbers: Array,
+    slots: Array,
+    is_stored: Array,
+    scratch: Array,
+    found_numbers: Array,
+    key_hashes: Array,
+) -> int:
+    """Of messages whose session is stored row by row and whose row is not in the arena: the number of the
+    session and the hash of the key. Gives how many there are. `slots` and `is_stored` are columns of
+    all sessions of the task; `scratch` has room for any key.
+    """
+    count = 0
+    for message in range(len(parsed.kinds)):
+        number = session_numbers[message]
+        if number < 0 or not is_stored[number] or parsed.kinds[message] <= SNAPSHOT:
+            continue
+        slot = slots[number]
+        if slot >= 0:
+            row, _ = find_row(arena, slot, data, parsed.cells, parsed.sizes, message)
+            if row != NONE:
+                continue
+        end = write_list_header(scratch, 0, len(arena.key))
+        for k in range(len(arena.key)):
+            column = arena.key[k]
+            cell = parsed.cells[column, message]
+            size = int64(parsed.sizes[column, message])
+            end = write_packed_cell(scratch, end, data, arena.kinds[column], cell, size)
+        found_numbers[count] = number
+        key_hashes[count] = hash_packed_key(scratch, 0, end)
+        count += 1
+    return count
+
+
+def packed_key_bound(arena: Arena, parsed: ParsedMessages) -> int:
+    """The most bytes that the packed key of one of these messages can take."""
+    text_bytes = parsed.sizes[arena.key].clip(min=0).sum(axis=0, dtype=np.int64)
+    longest = int(text_bytes.max(initial=0))
+    return LIST_HEADER_BYTES_MAX + CELL_BYTES_MAX * len(arena.key) + longest

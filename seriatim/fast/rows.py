@@ -40,6 +40,8 @@ class Arena(NamedTuple):
     before: Array
     after: Array
     """The rows before and after in the same session."""
+    numbers: Array
+    """A row's number where it is stored by itself; -1: it has none. See engine/row_parts.py."""
     owner: Array
     """The row's session; -1: the row is free."""
     head: Array
@@ -94,6 +96,7 @@ def empty_arena(kinds: Array, key: Array) -> Arena:
         chain=np.zeros(16, np.int32),
         before=np.zeros(16, np.int32),
         after=np.zeros(16, np.int32),
+        numbers=np.full(16, NONE, np.int64),
         owner=np.full(16, NONE, np.int32),
         head=np.full(16, NONE, np.int32),
         tail=np.full(16, NONE, np.int32),
@@ -112,7 +115,7 @@ def with_row_capacity(arena: Arena, rows: int, heap_bytes: int) -> Arena:
     if len(arena.owner) >= row_capacity:
         return arena
     grown = {"owner": _grow_array(arena.owner, row_capacity, NONE)}
-    for name in ("cells", "sizes", "hashes", "chain", "before", "after"):
+    for name in ("cells", "sizes", "hashes", "chain", "before", "after", "numbers"):
         grown[name] = _grow_array(getattr(arena, name), row_capacity)
     arena = arena._replace(**grown)
     if len(arena.buckets) < row_capacity:
@@ -292,6 +295,7 @@ def append_row(arena: Arena, slot: int, key_hash: Any) -> int:
     # 2. The bucket.
     bucket = bucket_of(arena, key_hash)
     arena.hashes[row] = key_hash
+    arena.numbers[row] = NONE
     arena.chain[row] = arena.buckets[bucket]
     arena.owner[row] = slot
     arena.buckets[bucket] = row

@@ -10,14 +10,16 @@ Next: fold.py has such a table; rows.py folds with its columns.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from seriatim.engine.messages import MessageBatch
+from seriatim.engine.row_parts import StoredRows
 from seriatim.engine.rules import fingerprint, is_in_doubt
 from seriatim.engine.session import Session
+from seriatim.engine.table import stored_rows_of
 from seriatim.fast.compiled import Array
 from seriatim.fast.rows import SessionColumns
 from seriatim.fast.table import ArenaSlot, CompiledTable
@@ -36,6 +38,8 @@ class TaskSessions:
         """The object of each session."""
         self.number_by_name: dict[str, int] = {}
         self.columns = _empty_columns(1_024)
+        self._numbers_with_stored_rows: set[int] = set()
+        """The sessions that were stored row by row when they were added."""
 
     def numbers_of(self, names: Sequence[str | None], sessions: Mapping[str, Session]) -> list[int]:
         """The number of each name; -1 for None. Sessions that were not met before are added."""
@@ -48,14 +52,18 @@ class TaskSessions:
         return [-1 if name is None else number_by_name[name] for name in names]
 
     def _add(self, sessions: list[Session]) -> None:
-        """Add sessions by their objects. Rows of stored ones are loaded, all at once."""
+        """Add sessions by their objects. States of stored ones are loaded, all at once; rows that are
+        stored by themselves are not.
+        """
         first = len(self.sessions)
         count = len(sessions)
         self.sessions += sessions
         self.columns = _with_capacity(self.columns, first + count)
-        self._load_stored_rows(sessions)
-        for session in sessions:
-            if session.is_active and session.state.__class__ is dict:
+        self._load_states(sessions)
+        for number, session in enumerate(sessions, first):
+            if stored_rows_of(session) is not None:
+                self._numbers_with_stored_rows.add(number)
+            if session.is_active and isinstance(session.state, dict):
                 session.state = self.runner.move_into_arena(session.state)
         added = slice(first, first + count)
         self._set_columns(added, sessions)
@@ -84,17 +92,27 @@ class TaskSessions:
         columns.timestamps[added] = [session.timestamp for session in sessions]
         columns.is_touched[added] = [session.is_touched for session in sessions]
 
-    def _load_stored_rows(self, sessions: Sequence[Session]) -> None:
-        """Load the rows of stored sessions that any next message would make active."""
+    def _load_states(self, sessions: Sequence[Session]) -> None:
+        """Load the states of stored sessions that any next message would make active."""
         stored = [session for session in sessions if self._goes_on(session)]
         if not stored:
             return
         states = [session.state_bytes or b"" for session in stored]
         for session, slot in zip(stored, self.runner.load_sessions(states), strict=True):
             if slot >= 0:
-                session.state = ArenaSlot(slot)
-                session.state_bytes = None
+                session.set_decoded_state(ArenaSlot(slot))
                 session.is_active = True
+
+    def find_stored_rows(self, numbers: Iterable[int]) -> dict[int, StoredRows]:
+        """The stored rows of those of these sessions that are stored row by row, and whose rows were not
+        all read.
+        """
+        stored_by_number = {}
+        for number in self._numbers_with_stored_rows.intersection(numbers):
+            stored_rows = stored_rows_of(self.sessions[number])
+            if stored_rows is not None:
+                stored_by_number[number] = stored_rows
+        return stored_by_number
 
     def _goes_on(self, session: Session) -> bool:
         """Whether a stored session becomes active with its next message, whatever that is."""

@@ -14,8 +14,15 @@ import msgspec
 import numpy as np
 
 from seriatim.engine.messages import SequenceNumbers
+from seriatim.engine.row_parts import (
+    RowChanges,
+    StoredRow,
+    StoredRows,
+    complete_rows,
+    join_rows,
+)
 from seriatim.engine.session import FoldOutput, Row, SessionsByName
-from seriatim.engine.table import TableMachine
+from seriatim.engine.table import StoredTable, TableMachine
 from seriatim.errors import ensure
 from seriatim.fast import packed_state
 from seriatim.fast.column_kinds import COLUMN_KINDS
@@ -37,22 +44,28 @@ HEAP_REPACK_BYTES = 8 << 20
 SESSIONS_PACKED_AT_ONCE = 1_024
 STATE_BYTES_MAX = 2**31 - 1
 """Sizes of texts are int32 in the arena."""
+NO_NUMBERS = np.empty(0, np.int64)
+"""In place of the numbers of rows: they have none."""
 
 
 class ArenaSlot:
-    """The rows of one session, as the number of its slot in the arena."""
+    """The rows of one session, as the number of its slot in the arena. If the session is stored row by row,
+    only those rows are in the arena that were read.
+    """
 
-    __slots__ = ("number",)
+    __slots__ = ("number", "stored_rows")
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, stored_rows: StoredRows | None = None) -> None:
         self.number = number
+        self.stored_rows = stored_rows
+        """None: all rows are in the arena."""
 
 
 class CompiledTable(TableMachine):
     """The table machine that folds usual messages with compiled code.
 
     A session's state is an `ArenaSlot`. It is a dict of rows, as the plain machine has it, where
-    rows cannot be in the arena: because only the plain machine can read their state bytes.
+    rows cannot be in the arena, or the plain fold has taken them out of it.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -66,16 +79,13 @@ class CompiledTable(TableMachine):
         self._cells = np.zeros((self._width, 1), np.int64)
         self._sizes = np.zeros((self._width, 1), np.int32)
         """Memory for one row while it is read."""
-        rows_type: Any = self._state_decoder.type
-        row_type = rows_type.__args__[0]
-        self._row_decoder: msgspec.msgpack.Decoder[Row] = msgspec.msgpack.Decoder(row_type)
 
     def start(self, session: str) -> Any:
         """The state of a new session: no rows."""
         return self._new_slot() if self.uses_arena else {}
 
-    def _new_slot(self) -> ArenaSlot:
-        return ArenaSlot(self.reserve_slots(1))
+    def _new_slot(self, stored_rows: StoredRows | None = None) -> ArenaSlot:
+        return ArenaSlot(self.reserve_slots(1), stored_rows)
 
     def reserve_slots(self, count: int) -> int:
         """The first of so many new slots, which are empty."""
@@ -96,48 +106,141 @@ class CompiledTable(TableMachine):
         slots = np.arange(first, first + len(states), dtype=np.int64)
         row_count = packed_state.count_rows_of_sessions(data, edges)
         self.arena = with_row_capacity(self.arena, row_count, len(data))
-        packed_state.load_sessions(self.arena, slots, data, edges, self._cells, self._sizes)
+        packed_state.load_sessions(
+            self.arena, slots, data, edges, NO_NUMBERS, self._cells, self._sizes
+        )
         return slots.tolist()
 
-    def dump_sessions(self, slots: Sequence[int]) -> list[bytes]:
-        """The rows of many sessions in the arena as bytes."""
-        states: list[bytes] = []
-        for begin in range(0, len(slots), SESSIONS_PACKED_AT_ONCE):
-            slots_at_once = np.array(slots[begin : begin + SESSIONS_PACKED_AT_ONCE], np.int64)
-            row_counts = np.empty(len(slots_at_once), np.int64)
-            size_bound = packed_state.packed_size_bounds(self.arena, slots_at_once, row_counts)
-            packed = np.empty(size_bound, np.uint8)
-            edges = np.zeros(len(slots_at_once) + 1, np.int64)
-            packed_state.pack_sessions(self.arena, slots_at_once, row_counts, packed, edges)
+    def dump_sessions(self, sessions: Sequence[ArenaSlot]) -> list[bytes | None]:
+        """The rows of many sessions in the arena as bytes. None for a session that is stored row by row:
+        `row_changes` gives what is to be stored of it.
+        """
+        # 1. Which sessions are stored as one value.
+        slots = np.array([slot.number for slot in sessions], np.int64)
+        row_counts = np.empty(len(slots), np.int64)
+        size_bounds = np.empty(len(slots), np.int64)
+        packed_state.packed_size_bounds(self.arena, slots, row_counts, size_bounds)
+        chosen: list[int] = []
+        for i, (slot, row_count) in enumerate(zip(sessions, row_counts.tolist(), strict=True)):
+            if self._is_one_value(slot, row_count):
+                chosen.append(i)
+        # 2. Pack these.
+        states: list[bytes | None] = [None] * len(sessions)
+        for begin in range(0, len(chosen), SESSIONS_PACKED_AT_ONCE):
+            at_once = chosen[begin : begin + SESSIONS_PACKED_AT_ONCE]
+            packed = np.empty(int(size_bounds[at_once].sum()), np.uint8)
+            edges = np.zeros(len(at_once) + 1, np.int64)
+            packed_state.pack_sessions(
+                self.arena, slots[at_once], row_counts[at_once], packed, edges
+            )
             content = packed[: edges[-1]].tobytes()
-            states += [content[a:b] for a, b in pairwise(edges.tolist())]
+            for i, (first, end) in zip(at_once, pairwise(edges.tolist()), strict=True):
+                states[i] = content[first:end]
         return states
+
+    def _is_one_value(self, slot: ArenaSlot, row_count: int) -> bool:
+        """Whether a session in the arena is stored as one value, and not row by row."""
+        return slot.stored_rows is None and row_count <= self.rows_together_max
 
     def load(self, state_bytes: bytes, version: int) -> Any:
         """Rows from bytes, in the arena if it can take them."""
-        if self.uses_arena:
-            slot = self._new_slot()
-            if self._load_packed_rows(slot, state_bytes):
-                return slot
-        return super().load(state_bytes, version)
+        if not self.uses_arena:
+            return super().load(state_bytes, version)
+        slot = self._new_slot()
+        if self._load_packed_rows(slot, state_bytes):
+            return slot
+        # Rows that an earlier version or a table of fewer columns saved: the plain machine makes them
+        # as they are saved today.
+        return self.move_into_arena(super().load(state_bytes, version))
 
     def move_into_arena(self, rows: dict[Any, Row]) -> Any:
         """The slot of rows that were plain; the rows as they are if the arena cannot take them."""
-        slot = self._new_slot()
-        state_bytes = super().dump(rows)
-        return slot if self._load_packed_rows(slot, state_bytes) else rows
+        slot = self._new_slot(getattr(rows, "stored_rows", None))
+        # Not `dump`: that would read the rows that were not read yet.
+        state_bytes = msgspec.msgpack.encode(list(rows.values()))
+        numbers: list[int] = []
+        if isinstance(rows, StoredTable):
+            numbers = [rows.number_of(key) for key in rows]
+        return slot if self._load_packed_rows(slot, state_bytes, numbers) else rows
+
+    def load_stored_rows(self, stored_rows: StoredRows) -> Any:
+        """The rows of a session that is stored row by row, in the arena if it can take them."""
+        if not self.uses_arena:
+            return super().load_stored_rows(stored_rows)
+        slot = self._new_slot(stored_rows)
+        rows = stored_rows.take_rows()
+        if self._load_stored_rows(slot, rows):
+            return slot
+        return StoredTable(self, stored_rows, rows)
+
+    def _load_stored_rows(self, slot: ArenaSlot, rows: Sequence[StoredRow]) -> bool:
+        packed_rows = join_rows([self.fill_packed_row(row.packed) for row in rows])
+        return self._load_packed_rows(slot, packed_rows, [row.number for row in rows])
+
+    def take_read_rows(self, rows: Any) -> None:
+        """Add the rows that were read meanwhile to a session that is stored row by row."""
+        super().take_read_rows(rows)
+        if rows.__class__ is ArenaSlot and rows.stored_rows is not None:
+            new_rows = rows.stored_rows.take_rows()
+            if new_rows:
+                loaded = self._load_stored_rows(rows, new_rows)
+                ensure(loaded, "rows that were stored one by one can be kept")
+
+    def row_changes(self, rows: Any) -> RowChanges | None:
+        """What is to be stored of a large session; None if it is stored as one value."""
+        if rows.__class__ is not ArenaSlot:
+            return super().row_changes(rows)
+        row_count, size_bound = packed_state.packed_size_bound(self.arena, rows.number)
+        if self._is_one_value(rows, row_count):
+            return None
+        stored_rows = self._pack_rows_apart(rows, row_count, size_bound)
+        if rows.stored_rows is None:
+            return complete_rows(stored_rows)
+        return rows.stored_rows.changes(stored_rows)
+
+    def _pack_rows_apart(self, slot: ArenaSlot, row_count: int, size_bound: int) -> list[StoredRow]:
+        # A key is no larger than a row. So there is room for one behind the last row.
+        packed = np.empty(2 * size_bound, np.uint8)
+        edges = np.empty(row_count + 1, np.int64)
+        numbers = np.empty(row_count, np.int64)
+        key_hashes = np.empty(row_count, np.uint64)
+        packed_state.pack_rows_apart(self.arena, slot.number, packed, edges, numbers, key_hashes)
+        content = packed[: edges[-1]].tobytes()
+        packed_rows = [content[begin:end] for begin, end in pairwise(edges.tolist())]
+        return list(map(StoredRow, key_hashes.tolist(), numbers.tolist(), packed_rows))
 
     def to_plain_rows(self, rows: Any) -> dict[Any, Row]:
         """Take rows out of the arena, as the plain machine has them."""
-        plain_rows = self._copy_to_plain_rows(rows)
+        plain_rows: dict[Any, Row]
+        if rows.__class__ is ArenaSlot and rows.stored_rows is not None:
+            plain_rows = self._copy_to_stored_table(rows, rows.stored_rows)
+        else:
+            plain_rows = self._copy_to_plain_rows(rows)
         if rows.__class__ is ArenaSlot:
             clear_session(self.arena, rows.number)
         return plain_rows
+
+    def _copy_to_stored_table(self, slot: ArenaSlot, stored_rows: StoredRows) -> StoredTable:
+        row_count, size_bound = packed_state.packed_size_bound(self.arena, slot.number)
+        rows = self._pack_rows_apart(slot, row_count, size_bound)
+        return StoredTable(self, stored_rows, rows)
+
+    def _read_all_rows(self, slot: ArenaSlot) -> None:
+        """Read the rows that were not read yet into the arena, if the session is stored row by row."""
+        if slot.stored_rows is None:
+            return
+        table = self._copy_to_stored_table(slot, slot.stored_rows)
+        table.read_remaining()
+        clear_session(self.arena, slot.number)
+        slot.stored_rows = None
+        loaded = self._load_packed_rows(slot, super().dump(table))
+        ensure(loaded, "rows that were stored one by one can be kept")
 
     def dump(self, rows: Any) -> bytes:
         """Rows as bytes, in the order in which they came."""
         if rows.__class__ is not ArenaSlot:
             return super().dump(rows)
+        self._read_all_rows(rows)
         row_count, size_bound = packed_state.packed_size_bound(self.arena, rows.number)
         packed = np.empty(size_bound, np.uint8)
         size = packed_state.pack_rows(self.arena, rows.number, row_count, packed)
@@ -169,6 +272,9 @@ class CompiledTable(TableMachine):
         if message.__class__ is self.snapshot_struct:
             return self._apply_snapshot_in_arena(rows, message)
         # 1. Copy the rows out of the arena.
+        if rows.stored_rows is not None:
+            rows.stored_rows.read(self.hashes_named_by(message))
+            self.take_read_rows(rows)
         small_table: dict[Any, Row] = {}
         row_numbers: dict[Any, int] = {}
         for key_values in self.keys_named_by(message):
@@ -199,14 +305,25 @@ class CompiledTable(TableMachine):
         ensure(loaded, "the rows of a snapshot can be kept")
         return records
 
-    def _load_packed_rows(self, slot: ArenaSlot, state_bytes: bytes) -> bool:
-        """Load rows into a slot; False, and the slot is empty, if they cannot be read."""
+    def _load_packed_rows(
+        self, slot: ArenaSlot, state_bytes: bytes, numbers: Sequence[int] = ()
+    ) -> bool:
+        """Load rows into a slot, with the numbers of those that are stored one by one; False, and the slot
+        is empty, if they cannot be read.
+        """
         data = np.frombuffer(state_bytes, np.uint8)
         row_count = packed_state.count_rows(data)
         if row_count < 0 or len(state_bytes) > STATE_BYTES_MAX:
             return False
         self.arena = with_row_capacity(self.arena, row_count, len(state_bytes))
-        loaded = packed_state.load_rows(self.arena, slot.number, data, self._cells, self._sizes)
+        loaded = packed_state.load_rows(
+            self.arena,
+            slot.number,
+            data,
+            np.array(numbers, np.int64),
+            self._cells,
+            self._sizes,
+        )
         if not loaded:
             clear_session(self.arena, slot.number)
         return loaded

@@ -179,6 +179,9 @@ class MemoryFiles:
         sessions = self.load_all(files)
         return {name: sessions[name] for name in names if name in sessions}
 
+    open_sessions = load
+    """Sessions are stored as one value here, so there is nothing to leave where it is."""
+
     def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
         """Which of these names are in the files."""
         return set(self.load(files, names))
@@ -193,6 +196,7 @@ class MemoryFiles:
         """Write sessions on top of those of the files to be merged."""
         packed_sessions = self._packed_sessions(files_to_merge)
         for name, session in sessions.items():
+            session.join_rows()
             packed_sessions[name] = pack_session(session)
         path = f"state/{partition}/{stem}"
         self.open(path)
@@ -205,7 +209,12 @@ class MemoryFiles:
         sessions = self.load_all(files)
         return {name: session for name, session in sessions.items() if session.finding is not None}
 
-    def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
+    def all_sessions(
+        self,
+        files: Iterable[File],
+        *,
+        with_rows: bool = True,  # there are only whole sessions
+    ) -> Iterable[tuple[str, Session]]:
         """Every session, one by one."""
         return self.load_all(files).items()
 

@@ -147,7 +147,7 @@ def _waiting_sessions(
         if not account.quarantined and account.headless_since < 0:
             # Nothing waits in this partition, so that its state need not be read.
             continue
-        session = open_stream.state.load(account.state, [name]).get(name)
+        session = open_stream.state.open_sessions(account.state, [name]).get(name)
         if session is not None and can_be_released(session, account):
             matches.append((partition, session))
     return matches

@@ -804,8 +804,8 @@ def _find_living_sessions(
     files = _state_files_after_slice(ledger, results, partition)
     names = state.find_names(files, sessions)
     living = set()
-    for name, session in state.load(files, names).items():
-        if session.state_bytes is not None:
+    for name, session in state.open_sessions(files, names).items():
+        if session.has_state:
             living.add(name)
     return living
 

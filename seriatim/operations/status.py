@@ -530,7 +530,7 @@ def _window_buffers(stream: Stream, ledger: Ledger, state: StateStore) -> list[W
     buffers = []
     for partition in ledger.known_partitions():
         account = ledger.partitions[str(partition)]
-        for name, session in state.all_sessions(account.state):
+        for name, session in state.all_sessions(account.state, with_rows=False):
             messages = session.waiting_messages
             if not messages:
                 continue

@@ -125,6 +125,9 @@ class LayeredState:
         other_names = [name for name in all_names if name not in saved]
         return {**self.base_state.load(self.base_files, other_names), **saved}
 
+    open_sessions = load
+    """What is saved must be whole: the parts of its rows would lie in two stores."""
+
     def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
         """Which of these sessions there are."""
         all_names = list(names)
@@ -141,9 +144,11 @@ class LayeredState:
         """Save sessions into the replay's own folder."""
         return self.replay_state.save(partition, stem, sessions, files_to_merge)
 
-    def all_sessions(self, files: Iterable[File]) -> Iterable[tuple[str, Session]]:
+    def all_sessions(
+        self, files: Iterable[File], *, with_rows: bool = True
+    ) -> Iterable[tuple[str, Session]]:
         """The sessions that were saved meanwhile."""
-        return self.replay_state.all_sessions(files)
+        return self.replay_state.all_sessions(files, with_rows=with_rows)
 
     def quarantined_sessions(self, files: Iterable[File]) -> SessionsByName:
         """The sessions that were saved meanwhile and are in quarantine."""

@@ -14,7 +14,7 @@ Next: state_files.py keeps the state of a stream in such files.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -29,6 +29,13 @@ from msgspec.structs import replace
 from seriatim.engine.files import File
 from seriatim.errors import ConfigError
 from seriatim.storage.parquet import ParquetFileWriter
+from seriatim.storage.row_blocks import (
+    ROWS_PER_BLOCK,
+    PartToWrite,
+    RowPart,
+    build_index,
+    pack_block,
+)
 from seriatim.storage.store import Store
 
 SESSIONS_PER_BLOCK = 64
@@ -39,8 +46,10 @@ GROUP_BYTES = 1 << 20
 BLOOM_BITS_PER_NAME = 10
 BLOOM_HASHES = 7
 """With ten bits a name and seven hashes, one of about 120 names that are not there seems to be there."""
-FORM_VERSION = 1
-"""The version of the form that is written. A newer one is refused, not guessed at."""
+FORM_VERSION, FORM_WITHOUT_PARTS = 2, 1
+"""The newest version of the form, and the one without row parts. Each file is written in the lowest that
+it needs. A newer one than these is refused, not guessed at.
+"""
 FORM_KEY = b"seriatim.state_blocks"
 COMPRESSION_KEY = b"seriatim.block_compression"
 """What the file says in its metadata: the version of its form, and how blocks are compressed."""
@@ -56,6 +65,22 @@ INDEX_COLUMNS = (
 Bloom filter of its names, and its size before it was compressed.
 """
 BLOCK_COLUMN = pa.field("block", pa.binary(), nullable=False)
+PART_COLUMNS = (
+    pa.field("kind", pa.int8(), nullable=False),
+    pa.field("rows", pa.int32(), nullable=False),
+)
+"""Only in files with row parts: what a block has, and how many rows if it has rows."""
+SESSION_BLOCK, ROW_BLOCK, ROW_INDEX = 0, 1, 2
+"""The kinds of blocks. The row blocks of a session are behind the block in which it is the last, and
+their index is behind them.
+"""
+ROW_COMPRESSION = "lz4_raw"
+"""Many small blocks are unpacked for a few rows each. With zstd, beginning alone takes ten times as long
+as unpacking a block with this, and the blocks are a sixth smaller. An index is not compressed at all:
+hashes do not compress.
+"""
+KEPT_BYTES_MAX = 64 << 20
+"""So many bytes of row groups stay in memory for the next batches, which need other rows of them."""
 
 
 class SessionRows(Struct, array_like=True):
@@ -84,6 +109,9 @@ class SessionRows(Struct, array_like=True):
         return packed_by_name
 
 
+FindPart = Callable[[str, bytes], PartToWrite | None]
+"""Gives the row part of a session, by its name and what is packed of it; None if it has none."""
+
 _encode = msgspec.msgpack.Encoder().encode
 _decode_rows = msgspec.msgpack.Decoder(SessionRows).decode
 
@@ -93,11 +121,25 @@ class StateBlockWriter:
     before it is finished.
     """
 
-    def __init__(self, store: Store, path: str, compression: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        path: str,
+        compression: str,
+        *,
+        with_row_parts: bool = False,
+    ) -> None:
         self.compression = compression
         self.sessions = 0
-        metadata = {FORM_KEY: str(FORM_VERSION), COMPRESSION_KEY: compression}
-        self._schema = pa.schema([*INDEX_COLUMNS, BLOCK_COLUMN], metadata)
+        self.stored_rows = 0
+        """Rows and removals in row parts."""
+        columns = [*INDEX_COLUMNS, BLOCK_COLUMN]
+        version = FORM_WITHOUT_PARTS
+        if with_row_parts:
+            columns += PART_COLUMNS
+            version = FORM_VERSION
+        metadata = {FORM_KEY: str(version), COMPRESSION_KEY: compression}
+        self._schema = pa.schema(columns, metadata)
         # The blocks are compressed one by one, so that each can be unpacked alone.
         self._file = ParquetFileWriter(store, path, self._schema, NO_COMPRESSION)
         self._block = SessionRows([], [], [])
@@ -110,8 +152,8 @@ class StateBlockWriter:
         """How large the file is so far, without the block that is being filled."""
         return self._file.written_bytes + self._group_bytes
 
-    def add(self, rows: SessionRows) -> None:
-        """Add sessions. A block is written once it is full."""
+    def add(self, rows: SessionRows, find_part: FindPart | None = None) -> None:
+        """Add sessions, and of those that have one the row part. A block is written once it is full."""
         block = self._block
         for name, finding, packed in zip(
             rows.names, rows.findings, rows.packed_sessions, strict=True
@@ -120,28 +162,92 @@ class StateBlockWriter:
             block.findings.append(finding)
             block.packed_sessions.append(packed)
             self._block_bytes += len(packed)
-            if len(block.names) >= SESSIONS_PER_BLOCK or self._block_bytes >= BLOCK_BYTES:
+            row_part = None if find_part is None else find_part(name, packed)
+            is_full = len(block.names) >= SESSIONS_PER_BLOCK or self._block_bytes >= BLOCK_BYTES
+            if is_full or row_part is not None:
                 self._end_block()
                 block = self._block
+            if row_part is not None:
+                self._add_part(name, row_part)
 
     def _end_block(self) -> None:
         block = self._block
         content = _encode(block)
-        stored = _compress(content, self.compression)
-        self._group.append(
-            {
-                "first_session": block.names[0],
-                "sessions": len(block.names),
-                "quarantined": len(block.quarantined_names()),
-                "bloom": _bloom_bits(block.names),
-                "unpacked_bytes": len(content),
-                "block": stored,
-            }
+        self._add_to_group(
+            content,
+            _compress(content, self.compression),
+            first_session=block.names[0],
+            sessions=len(block.names),
+            quarantined=len(block.quarantined_names()),
+            bloom=_bloom_bits(block.names),
         )
         self.sessions += len(block.names)
-        self._group_bytes += len(stored)
         self._block = SessionRows([], [], [])
         self._block_bytes = 0
+
+    def _add_part(self, name: str, row_part: PartToWrite) -> None:
+        """Add the rows of a session, block by block, and their index."""
+        hashes: list[int] = []
+        numbers: list[int] = []
+        packed_rows: list[bytes] = []
+        block_bytes = 0
+        for rows in row_part.rows():
+            for key_hash, number, packed in rows:
+                hashes.append(key_hash)
+                numbers.append(number)
+                packed_rows.append(packed)
+                block_bytes += len(packed)
+                if len(numbers) >= ROWS_PER_BLOCK or block_bytes >= BLOCK_BYTES:
+                    self._add_row_block(name, numbers, packed_rows)
+                    numbers = []
+                    packed_rows = []
+                    block_bytes = 0
+        if numbers:
+            self._add_row_block(name, numbers, packed_rows)
+        removed_hashes = row_part.removed_hashes()
+        index = build_index(hashes, removed_hashes, is_complete=row_part.is_complete)
+        self._add_to_group(index, index, first_session=name, kind=ROW_INDEX)
+        self.stored_rows += len(hashes) + len(removed_hashes)
+
+    def _add_row_block(
+        self, name: str, numbers: Sequence[int], packed_rows: Sequence[bytes]
+    ) -> None:
+        content = pack_block(numbers, packed_rows)
+        stored = _compress(content, _compression_of(ROW_BLOCK, self.compression))
+        rows = len(numbers)
+        self._add_to_group(
+            content,
+            stored,
+            first_session=name,
+            kind=ROW_BLOCK,
+            rows=rows,
+        )
+
+    def _add_to_group(
+        self,
+        content: bytes,
+        stored: bytes,
+        *,
+        first_session: str,
+        sessions: int = 0,
+        quarantined: int = 0,
+        bloom: bytes = b"",
+        kind: int = SESSION_BLOCK,
+        rows: int = 0,
+    ) -> None:
+        self._group.append(
+            {
+                "first_session": first_session,
+                "sessions": sessions,
+                "quarantined": quarantined,
+                "bloom": bloom,
+                "unpacked_bytes": len(content),
+                "block": stored,
+                "kind": kind,
+                "rows": rows,
+            }
+        )
+        self._group_bytes += len(stored)
         if self._group_bytes >= GROUP_BYTES:
             self._write_group()
 
@@ -162,8 +268,8 @@ class StateBlockWriter:
         file = self._file.finish()
         if file is None:
             return None
-        # The rows of the file are blocks. What the ledger counts are sessions.
-        return replace(file, rows=self.sessions)
+        # The rows of the file are blocks. What the ledger counts are sessions, and rows in row parts.
+        return replace(file, rows=self.sessions + self.stored_rows)
 
 
 class StateBlocks:
@@ -180,15 +286,53 @@ class StateBlocks:
             )
         self._compression = metadata[COMPRESSION_KEY].decode()
         self._parquet = parquet
-        index = parquet.read([field.name for field in INDEX_COLUMNS]).combine_chunks()
+        columns = [*INDEX_COLUMNS]
+        if version > FORM_WITHOUT_PARTS:
+            columns += PART_COLUMNS
+        index = parquet.read([field.name for field in columns]).combine_chunks()
+        self._unpacked_sizes = index.column("unpacked_bytes").to_numpy()
+        self._part_edges: dict[str, tuple[int, list[int]]] = {}
+        """By session: the number of its first row block, and how many rows each of them has."""
+        self._session_blocks = np.arange(len(index))
+        """The numbers of the blocks that have sessions."""
+        self._kinds: list[int] = [SESSION_BLOCK] * len(index)
+        self._kept_groups: dict[int, pa.ChunkedArray] = {}
+        """The blocks of row groups that were read for some of their rows, the last one last."""
+        if version > FORM_WITHOUT_PARTS:
+            kinds = index.column("kind").to_numpy()
+            self._kinds = kinds.tolist()
+            self._session_blocks = np.flatnonzero(kinds == SESSION_BLOCK)
+            self._find_parts(index, np.flatnonzero(kinds == ROW_INDEX).tolist())
+            index = index.take(self._session_blocks)
         self._first_names: list[str] = index.column("first_session").to_pylist()
         self._quarantined = index.column("quarantined").to_numpy()
-        self._unpacked_sizes = index.column("unpacked_bytes").to_numpy()
         self._blooms = _BloomFilters(index.column("bloom"))
         groups = range(parquet.num_row_groups)
         sizes = [parquet.metadata.row_group(group).num_rows for group in groups]
         self._group_edges = list(accumulate(sizes, initial=0))
         """The number of the first block of each row group, and the number of all blocks."""
+
+    def _find_parts(self, index: pa.Table, index_blocks: Iterable[int]) -> None:
+        """Note where the row part of each session is. It begins behind the last block of sessions."""
+        rows = index.column("rows").to_numpy()
+        names = index.column("first_session")
+        for index_block in index_blocks:
+            session_position = np.searchsorted(self._session_blocks, index_block)
+            first_block = int(self._session_blocks[session_position - 1]) + 1
+            sizes = rows[first_block:index_block].tolist()
+            self._part_edges[names[index_block].as_py()] = first_block, sizes
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether a session of this file is stored row by row."""
+        return bool(self._part_edges)
+
+    def part_of(self, name: str) -> RowPart | None:
+        """The row part of a session; None if it has none here."""
+        if name not in self._part_edges:
+            return None
+        first_block, sizes = self._part_edges[name]
+        return RowPart(self, first_block, sizes)
 
     def find_packed(self, names: Collection[str]) -> dict[str, bytes]:
         """Those of these sessions that are in this file, packed. Only blocks that may have them are
@@ -205,7 +349,8 @@ class StateBlocks:
         # 3. Read these blocks. They are sorted, because the names were.
         packed_sessions: dict[str, bytes] = {}
         blocks = list(names_by_block)
-        for block, rows in zip(blocks, self.read_blocks(blocks), strict=True):
+        file_blocks = self._session_blocks[blocks].tolist()
+        for block, rows in zip(blocks, self.read_blocks(file_blocks), strict=True):
             packed_sessions.update(rows.find_packed(names_by_block[block]))
         return packed_sessions
 
@@ -216,25 +361,45 @@ class StateBlocks:
     def quarantined_names(self) -> set[str]:
         """The names of the sessions that are in quarantine."""
         names: set[str] = set()
-        for rows in self.read_blocks(np.flatnonzero(self._quarantined).tolist()):
+        blocks = self._session_blocks[np.flatnonzero(self._quarantined)]
+        for rows in self.read_blocks(blocks.tolist()):
             names.update(rows.quarantined_names())
         return names
 
     def sorted_rows(self) -> Iterator[SessionRows]:
         """All sessions, block by block, sorted by name."""
-        return self.read_blocks(range(len(self._first_names)))
+        return self.read_blocks(self._session_blocks.tolist())
 
     def read_blocks(self, blocks: Iterable[int]) -> Iterator[SessionRows]:
-        """The sessions of each of these blocks, whose numbers rise. Of the file one row group is in
-        memory at a time; its pages are proved by their checksums.
+        """The sessions of each of these blocks, whose numbers rise."""
+        return map(_decode_rows, self.read_contents(blocks))
+
+    def read_contents(
+        self,
+        blocks: Iterable[int],
+        *,
+        keeps_groups: bool = False,
+    ) -> Iterator[pa.Buffer]:
+        """The contents of these blocks, whose numbers rise. Of the file one row group is in memory at a
+        time, or some of them if they are kept. Its pages are proved by their checksums.
         """
         for group, blocks_of_group in groupby(blocks, self._group_of):
-            table = self._parquet.read_row_group(group, [BLOCK_COLUMN.name])
-            column = table.column(0)
+            column = self._read_group(group, keeps_groups=keeps_groups)
             for block in blocks_of_group:
                 stored = column[block - self._group_edges[group]].as_buffer()
                 unpacked_size = int(self._unpacked_sizes[block])
-                yield _decode_rows(_decompress(stored, unpacked_size, self._compression))
+                compression = _compression_of(self._kinds[block], self._compression)
+                yield _decompress(stored, unpacked_size, compression)
+
+    def _read_group(self, group: int, *, keeps_groups: bool) -> pa.ChunkedArray:
+        if group in self._kept_groups:
+            return self._kept_groups[group]
+        column = self._parquet.read_row_group(group, [BLOCK_COLUMN.name]).column(0)
+        if keeps_groups:
+            self._kept_groups[group] = column
+            while sum(kept.nbytes for kept in self._kept_groups.values()) > KEPT_BYTES_MAX:
+                del self._kept_groups[next(iter(self._kept_groups))]
+        return column
 
     def _group_of(self, block: int) -> int:
         return bisect_right(self._group_edges, block) - 1
@@ -341,6 +506,13 @@ def _bloom_bit_numbers(hashes: Any, bit_counts: Any) -> Any:
     steps = (hashes >> np.uint64(32)) | np.uint64(1)
     turns = np.arange(BLOOM_HASHES, dtype=np.uint64)
     return (first_bits[:, None] + steps[:, None] * turns) % bit_counts[:, None]
+
+
+def _compression_of(kind: int, session_compression: str) -> str:
+    """How blocks of a kind are compressed, in a file whose sessions are compressed so."""
+    if session_compression == NO_COMPRESSION or kind == ROW_INDEX:
+        return NO_COMPRESSION
+    return ROW_COMPRESSION if kind == ROW_BLOCK else session_compression
 
 
 def _compress(content: bytes, compression: str) -> bytes:

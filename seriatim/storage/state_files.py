@@ -10,7 +10,8 @@ Next: `save_state` in engine/files.py says when files are merged; engine/task.py
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from msgspec.msgpack import decode
 
 from seriatim.engine.files import File
 from seriatim.engine.offsets import Partition
+from seriatim.engine.row_parts import StoredRows, join_rows
 from seriatim.engine.session import Session, WaitingMessage, pack_session, unpack_session
 from seriatim.errors import DamagedFileError, raise_broken_promise
 from seriatim.storage.parquet import (
@@ -30,6 +32,7 @@ from seriatim.storage.parquet import (
     open_proved,
     part_path,
 )
+from seriatim.storage.row_blocks import PartToWrite, RowPart, RowParts
 from seriatim.storage.state_blocks import (
     SessionRows,
     StateBlocks,
@@ -62,18 +65,42 @@ class StateFiles:
         self._verified_files: set[tuple[str, str]] = set()
 
     def load(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
-        """The sessions of these names, each from the newest file that has it."""
+        """The sessions of these names, each from the newest file that has it, with all of its rows."""
+        sessions = self.open_sessions(files, names)
+        for session in sessions.values():
+            _read_rows(session)
+        return sessions
+
+    def open_sessions(self, files: Iterable[File], names: Iterable[str]) -> dict[str, Session]:
+        """The same sessions. The rows of those that are stored row by row stay where they are."""
         missing = set(names)
         sessions: dict[str, Session] = {}
+        older_files = list(files)
         # Newest first: the newest file that has a session is right, the others are outdated.
-        for file in reversed(tuple(files)):
-            if not missing:
-                break
-            packed_sessions = self._open_file(file).find_packed(missing)
-            sessions_of_file = _unpack_sessions(packed_sessions)
+        while older_files and missing:
+            packed_sessions = self._open_file(older_files[-1]).find_packed(missing)
+            sessions_of_file = self._unpack_sessions(packed_sessions, older_files)
             sessions.update(sessions_of_file)
             missing -= set(sessions_of_file)
+            older_files = older_files[:-1]
         return sessions
+
+    def _unpack_sessions(
+        self, packed_sessions: Mapping[str, bytes], files: Sequence[File]
+    ) -> dict[str, Session]:
+        """Sessions of the newest of these files. The others may have older rows of theirs."""
+        sessions = {}
+        for name, packed in packed_sessions.items():
+            session = unpack_session(packed)
+            if session.rows_summary is not None:
+                find_parts = partial(self._parts_of, tuple(files), name)
+                session.stored_rows = StoredRows(session.rows_summary, RowParts(find_parts))
+            sessions[name] = session
+        return sessions
+
+    def _parts_of(self, files: Sequence[File], name: str) -> Iterator[RowPart]:
+        """The row parts of a session, newest first. A file is opened when its turn comes."""
+        return _parts_in((self._open_file(file) for file in reversed(files)), name)
 
     def find_names(self, files: Iterable[File], names: Iterable[str]) -> set[str]:
         """Which of these sessions are in the files."""
@@ -104,40 +131,53 @@ class StateFiles:
         """
         path = f"state/{partition}/{stem}.parquet"
         files: list[File] = []
-        writer = self._file_writer(path)
-        sources = [self._open_file(file).sorted_rows() for file in files_to_merge]
+        merged_files = [self._open_file(file) for file in files_to_merge]
+        row_parts = PartsToWrite(merged_files, sessions)
+        writer = self._file_writer(path, row_parts)
+        sources = [file.sorted_rows() for file in merged_files]
         for rows in merge_rows([*sources, _pack_rows(sessions)]):
-            writer.add(rows)
+            writer.add(rows, row_parts.find)
             if writer.written_bytes >= self.file_bytes:
                 files += _finished(writer)
-                writer = self._file_writer(part_path(path, len(files)))
+                writer = self._file_writer(part_path(path, len(files)), row_parts)
         files += _finished(writer)
         if not files:
             raise_broken_promise("state is saved only where there is some", path=path)
         return tuple(files)
 
-    def _file_writer(self, path: str) -> StateBlockWriter:
-        return StateBlockWriter(self.store, path, self.compression)
+    def _file_writer(self, path: str, row_parts: PartsToWrite) -> StateBlockWriter:
+        return StateBlockWriter(
+            self.store, path, self.compression, with_row_parts=not row_parts.is_empty
+        )
 
     def quarantined_sessions(self, files: Iterable[File]) -> dict[str, Session]:
-        """The sessions in quarantine. Only these are unpacked."""
+        """The sessions in quarantine. Only these are unpacked, and none of their rows."""
         sessions: dict[str, Session] = {}
         newer_files: list[StateFile] = []
-        for file in reversed(tuple(files)):
-            state_file = self._open_file(file)
+        older_files = list(files)
+        while older_files:
+            state_file = self._open_file(older_files[-1])
             names = state_file.quarantined_names()
             # A session that a newer file has may have been released since.
             for newer_file in newer_files:
                 names -= newer_file.find_names(names)
-            sessions.update(_unpack_sessions(state_file.find_packed(names)))
+            sessions.update(self._unpack_sessions(state_file.find_packed(names), older_files))
             newer_files.append(state_file)
+            older_files = older_files[:-1]
         return sessions
 
-    def all_sessions(self, files: Iterable[File]) -> Iterator[tuple[str, Session]]:
+    def all_sessions(
+        self, files: Iterable[File], *, with_rows: bool = True
+    ) -> Iterator[tuple[str, Session]]:
         """Every session, each once, sorted by name. One block of each file is in memory at a time."""
-        sources = [self._open_file(file).sorted_rows() for file in files]
+        all_files = tuple(files)
+        sources = [self._open_file(file).sorted_rows() for file in all_files]
         for rows in merge_rows(sources):
-            yield from _unpack_rows(rows)
+            packed_sessions = dict(zip(rows.names, rows.packed_sessions, strict=True))
+            for name, session in self._unpack_sessions(packed_sessions, all_files).items():
+                if with_rows:
+                    _read_rows(session)
+                yield name, session
 
     def _open_file(self, file: File) -> StateFile:
         if file.path not in self._open_files:
@@ -186,6 +226,49 @@ class StateFile(Protocol):
     def sorted_rows(self) -> Iterable[SessionRows]:
         """All sessions, sorted by name."""
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether a session of this file is stored row by row."""
+
+    def part_of(self, name: str) -> RowPart | None:
+        """The row part of a session; None if it has none here."""
+
+
+def _parts_in(files: Iterable[StateFile], name: str) -> Iterator[RowPart]:
+    for file in files:
+        row_part = file.part_of(name)
+        if row_part is not None:
+            yield row_part
+
+
+class PartsToWrite:
+    """The row parts that new files get: of the files that are merged, with what a slice changed."""
+
+    def __init__(self, merged_files: Sequence[StateFile], sessions: Mapping[str, Session]) -> None:
+        self._files = [file for file in reversed(merged_files) if file.has_parts]
+        """Newest first."""
+        self._heads = {name: session for name, session in sessions.items() if session.is_head}
+        self.is_empty = not self._files and not self._heads
+
+    def find(self, name: str, packed: bytes) -> PartToWrite | None:
+        """The part of a session; None if the session is stored as one value."""
+        if self.is_empty:
+            return None
+        changes = None
+        if name in self._heads:
+            changes = self._heads[name].row_changes
+        elif unpack_session(packed).rows_summary is None:
+            return None
+        return PartToWrite(RowParts(partial(_parts_in, self._files, name)), changes)
+
+
+def _read_rows(session: Session) -> None:
+    """Read all rows of a session that is stored row by row."""
+    stored_rows = session.stored_rows
+    if stored_rows is not None:
+        session.state_bytes = join_rows([row.packed for row in stored_rows.source.read_all()])
+        session.stored_rows = None
+
 
 def open_state_file(content: pa.NativeFile) -> StateFile:
     """The state file of this content. It reads from `content` when it is asked for sessions."""
@@ -197,9 +280,20 @@ def open_state_file(content: pa.NativeFile) -> StateFile:
 
 
 def sessions_of_content(content: pa.NativeFile) -> Iterator[tuple[str, Session]]:
-    """Every session of one state file. All of it is read and proved by checksums."""
-    for rows in open_state_file(content).sorted_rows():
-        yield from _unpack_rows(rows)
+    """Every session of one state file, with the part of its rows that is in the file. All of it is read
+    and proved by checksums.
+    """
+    state_file = open_state_file(content)
+    for rows in state_file.sorted_rows():
+        for name, packed in zip(rows.names, rows.packed_sessions, strict=True):
+            session = unpack_session(packed)
+            row_part = state_file.part_of(name)
+            if row_part is not None and session.rows_summary is not None:
+                for _ in row_part.read_in_order():
+                    pass  # the pages are proved
+                row_parts = RowParts(partial(_parts_in, [state_file], name))
+                session.stored_rows = StoredRows(session.rows_summary, row_parts)
+            yield name, session
 
 
 class RowStateFile:
@@ -217,6 +311,11 @@ class RowStateFile:
         group_rows = [metadata.row_group(group).num_rows for group in range(group_count)]
         self._group_edges = np.cumsum([0, *group_rows])
         """The number of the first row of each row group, and the number of all rows."""
+
+    has_parts = False
+
+    def part_of(self, name: str) -> None:  # there was no such part
+        """None: each session is one value."""
 
     def find_names(self, names: Collection[str]) -> set[str]:
         """Which of these sessions are in this file."""
@@ -279,15 +378,6 @@ def _pack_rows(sessions: Mapping[str, Session]) -> Iterator[SessionRows]:
             rows.findings.append(session.finding)
             rows.packed_sessions.append(pack_session(session))
         yield rows
-
-
-def _unpack_rows(rows: SessionRows) -> Iterator[tuple[str, Session]]:
-    for name, packed in zip(rows.names, rows.packed_sessions, strict=True):
-        yield name, unpack_session(packed)
-
-
-def _unpack_sessions(packed_sessions: Mapping[str, bytes]) -> dict[str, Session]:
-    return {name: unpack_session(packed) for name, packed in packed_sessions.items()}
 
 
 def pack_columns_of_format_3(table: pa.Table) -> pa.Table:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from seriatim.engine.session import (
+    PACKED_HEAD_VERSION,
     PACKED_VERSION,
     STORED_FIELDS,
     Session,
@@ -93,9 +94,9 @@ def test_a_newer_version_is_refused() -> None:
     """It is nothing that this code could guess at: a newer Seriatim is to be installed."""
     version, *fields = msgspec.msgpack.decode(pack_session(Session(state_bytes=b"1")))
     assert version == PACKED_VERSION
-    newer = msgspec.msgpack.encode([PACKED_VERSION + 1, {"any": "thing"}, *fields])
+    newer = msgspec.msgpack.encode([PACKED_HEAD_VERSION + 1, {"any": "thing"}, *fields])
     with pytest.raises(
-        ConfigError, match=r"newer Seriatim: .* version 2, this one knows 1"
+        ConfigError, match=r"newer Seriatim: .* version 3, this one knows 2"
     ) as refused:
         unpack_session(newer)
     assert refused.value.next.startswith("install a version")

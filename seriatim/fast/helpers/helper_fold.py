@@ -77,6 +77,7 @@ class HelperFold:
         packed_sessions: dict[str, bytes] = {}
         for name, session in touched_sessions.items():
             _restore_offsets(session, SESSION_OFFSET_FIELDS, real_offsets)
+            session.join_rows()
             packed_sessions[name] = pack_session(session)
         counts = self.fold.counts
         _restore_offsets(counts, COUNT_OFFSET_FIELDS, real_offsets)

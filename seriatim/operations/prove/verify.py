@@ -37,6 +37,7 @@ from seriatim.operations.prove.partition_rules import (
     FoldBase,
     PartitionClaims,
     PartitionProver,
+    StateFileContents,
     StateRowReader,
     check_content,
     check_file,
@@ -383,10 +384,12 @@ class Verification:
         self.result.files += 1
         if path.startswith("state/"):
             try:
-                last_offsets = [session.last_offset for _, session in self.audit.sessions(path)]
+                contents = StateFileContents()
+                for _, session in self.audit.sessions(path):
+                    contents.add(session)
             except UnreadableFileError as error:
                 raise _unreadable_file_error(committed_file, error.reason) from None
-            self.take_differences(check_state_file(committed_file, last_offsets))
+            self.take_differences(check_state_file(committed_file, contents))
             return
         outline = reading.outline
         if outline is None:

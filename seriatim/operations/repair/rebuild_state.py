@@ -21,7 +21,7 @@ Next: engine/rules.py has the proof; operations/repair/refold.py commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -119,7 +119,7 @@ class StateRebuilder(Struct, frozen=True):
             _apply_gap(sessions, gap)
         # 2. Sessions that are not lost. They win over what was rebuilt.
         intact_sessions: SessionsByName = {}
-        for name, session in self.state.all_sessions(newer_files):
+        for name, session in self._intact_sessions(newer_files):
             intact_sessions[name] = _session_of_intact_file(session, work.account)
         sessions |= intact_sessions
         # 3. The state files.
@@ -142,6 +142,16 @@ class StateRebuilder(Struct, frozen=True):
         newer_files = list(files[newest_damaged + 1 :])
         older_files = [file for file in files[:newest_damaged] if file.path not in damaged]
         return newer_files, older_files
+
+    def _intact_sessions(self, newer_files: Sequence[File]) -> Iterator[tuple[str, Session]]:
+        """The sessions of intact files. One that is stored row by row is lost if some of its rows are in
+        older files.
+        """
+        for name, head in self.state.all_sessions(newer_files, with_rows=False):
+            if head.stored_rows is None:
+                yield name, head
+            elif head.stored_rows.source.is_complete:
+                yield name, self.state.load(newer_files, [name])[name]
 
     def _rebuild_sessions(self, work: StateToRebuild, older: Sequence[File]) -> SessionsByName:
         """The sessions whose newest state is lost, as far as they are known."""

@@ -783,8 +783,8 @@ class RepairRun:
             return
         names = refold.undecided_sessions()
         state = self.open_stream.open_state()
-        committed_sessions = state.load(committed_files, names)
-        new_sessions = state.load(refold.state, names)
+        committed_sessions = state.open_sessions(committed_files, names)
+        new_sessions = state.open_sessions(refold.state, names)
         unchanged = [
             name
             for name in names

@@ -304,7 +304,8 @@ def test_a_round_remembers_the_sessions_of_its_bucket_alone() -> None:
     class State:
         """Each file has all sessions."""
 
-        def all_sessions(self, _files: Any) -> Iterator[tuple[str, Session]]:
+        def all_sessions(self, _files: Any, *, with_rows: bool) -> Iterator[tuple[str, Session]]:
+            assert not with_rows
             yield from ((name, Session(last_offset=1)) for name in names)
 
     prover: Any = SimpleNamespace(state=State(), row_reader=None)
