@@ -161,6 +161,8 @@ if archive is not None:
     archive.parent.mkdir(parents=True)
     archive.touch()
     cluster_mode = '{"deploy-mode": "cluster"}'
+    # What a local Spark has left in the environment is not for a Spark on other hosts.
+    os.environ.update(config.worker_python_variables(is_local=True))
     answers['spark_submit_starts_as_quickly_as_the_command_line'] = [
         begin("local[1]"), begin("spark://there:7077"), begin("spark://there:7077", cluster_mode)
     ]
